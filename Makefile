@@ -1,0 +1,43 @@
+# Everything runs in .venv, made here from pyproject.toml and constraints.txt.
+PYTHON ?= python3
+PYTEST_ARGS ?=
+
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.PHONY: help demo test lint model clean
+
+help:
+	@echo 'make demo    decode a few prompts, plain and with speculation, and compare'
+	@echo 'make test    ruff, mypy and pytest (PYTEST_ARGS="-k name" to choose)'
+	@echo 'make lint    ruff and mypy alone'
+	@echo 'make clean   remove .venv and the caches; results/ stays'
+
+demo: model
+	$(BIN)/python -m experiments.launch --experiment=demo
+
+test: lint model
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+lint: $(INSTALLED)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+# No stamp: the model lies outside the checkout, so only the command knows whether it is there.
+model: $(INSTALLED)
+	$(BIN)/python -m jspec.hub fetch
+
+$(INSTALLED): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
+	  echo "jspec needs Python 3.11 or newer, and $(PYTHON) is $$($(PYTHON) --version 2>&1);" \
+	       "name another one, as in: make $(MAKECMDGOALS) PYTHON=python3.12" >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]'
+	@touch $@
+
+clean:
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis build *.egg-info
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,1 @@
+"""Launcher, workloads, benchmarks and reports built on jspec."""

@@ -1,0 +1,45 @@
+"""jspec: a compiled speculative decoder for JAX.
+
+    import jspec
+
+    target = jspec.load()
+    prompt = [{"role": "user", "content": "Why is the sky blue?"}]
+    for delta in jspec.stream(target, [prompt], drafter=jspec.ngram()):
+        print(delta.text, end="", flush=True)
+
+Researchers who bring their own model function or drafter use the pure pieces: `jspec.decoding` (the
+round and the chunk), `jspec.verification`, `jspec.sampling`, `jspec.drafting.protocol`,
+`jspec.trees`, `jspec.cache`.
+"""
+
+from jspec.api import Prompt, generate, stream, to_token_ids
+from jspec.config import ModelConfig, RopeConfig, SamplingParams, SpeculationConfig
+from jspec.drafting import BoundDrafter
+from jspec.drafting.ngram import ngram
+from jspec.errors import InputError
+from jspec.generation import Completion, Decoder, Delta, Request
+from jspec.model import Model, load
+from jspec.model import draft_model_for as draft_model
+from jspec.model import early_exit_of as early_exit
+
+__all__ = [
+    "BoundDrafter",
+    "Completion",
+    "Decoder",
+    "Delta",
+    "InputError",
+    "Model",
+    "ModelConfig",
+    "Prompt",
+    "Request",
+    "RopeConfig",
+    "SamplingParams",
+    "SpeculationConfig",
+    "draft_model",
+    "early_exit",
+    "generate",
+    "load",
+    "ngram",
+    "stream",
+    "to_token_ids",
+]

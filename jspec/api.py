@@ -1,0 +1,119 @@
+"""The short way in: prompts as people write them, results as they read them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from jspec.config import SamplingParams, SpeculationConfig
+from jspec.drafting import BoundDrafter
+from jspec.errors import InputError
+from jspec.generation import Completion, Decoder, Delta, Request
+from jspec.model import Model
+
+# Text to be continued as it stands, a chat (turns with "role" and "content"), or token ids.
+Prompt = str | Sequence[Mapping[str, str]] | Sequence[int]
+
+
+def to_token_ids(model: Model, prompt: Prompt) -> tuple[int, ...]:
+    """Return a prompt's token ids.
+
+    Args:
+        model: whose tokenizer and chat template apply.
+        prompt: text, which is continued as it stands (with the model's beginning-of-sequence token
+            where it has one); a chat, to which the chat template is applied; or token ids.
+
+    Raises:
+        InputError: the model has no tokenizer, or the prompt is of another kind.
+    """
+    if not isinstance(prompt, str):
+        ids = tuple(int(item) for item in prompt if isinstance(item, int))
+        if len(ids) == len(prompt):
+            return ids
+    tokenizer = model.tokenizer
+    if tokenizer is None:
+        raise InputError(
+            "prompt", prompt, "is text, but the model has no tokenizer", "give token ids"
+        )
+    if isinstance(prompt, str):
+        return tuple(tokenizer.encode(prompt, add_special_tokens=True))
+    turns: list[Mapping[str, str]] = []
+    for item in prompt:
+        if not isinstance(item, Mapping):
+            raise InputError(
+                "prompt",
+                item,
+                "is neither a chat turn nor a token id",
+                'give text, a list of {"role": ..., "content": ...}, or a list of token ids',
+            )
+        turns.append(item)
+    return tuple(tokenizer.encode(tokenizer.apply_chat_template(turns)))
+
+
+def _requests(
+    target: Model,
+    prompts: Sequence[Prompt],
+    sampling: SamplingParams | Sequence[SamplingParams] | None,
+) -> list[Request]:
+    if isinstance(prompts, str):
+        raise InputError("prompts", prompts, "is one string", "give a list of prompts")
+    if sampling is None:
+        sampling = SamplingParams()
+    each = [sampling] * len(prompts) if isinstance(sampling, SamplingParams) else list(sampling)
+    if len(each) != len(prompts):
+        raise InputError(
+            "sampling",
+            f"<{len(each)} parameter sets>",
+            f"does not match {len(prompts)} prompts",
+            "give one for all, or one for each prompt",
+        )
+    return [
+        Request(to_token_ids(target, prompt), params)
+        for prompt, params in zip(prompts, each, strict=True)
+    ]
+
+
+def generate(
+    target: Model,
+    prompts: Sequence[Prompt],
+    *,
+    drafter: BoundDrafter | None = None,
+    sampling: SamplingParams | Sequence[SamplingParams] | None = None,
+    speculation: SpeculationConfig | None = None,
+    batch_size: int = 8,
+) -> list[Completion]:
+    """Decode prompts and return one completion each, in order.
+
+    Args:
+        target: the model whose law the output has, whatever the drafter.
+        prompts: see `to_token_ids`.
+        drafter: from `ngram`, `draft_model`, `early_exit` or your own; None decodes plainly.
+        sampling: for all prompts, or one for each; None is greedy with the defaults.
+        speculation: how much to speculate; None takes the defaults with a drafter, gamma = 0
+            without.
+        batch_size: most rows decoded together.
+
+    Raises:
+        InputError: a prompt or a setting is not valid; nothing has been run.
+    """
+    decoder = Decoder(target, drafter, speculation, batch_size=batch_size)
+    return decoder.generate(_requests(target, prompts, sampling))
+
+
+def stream(
+    target: Model,
+    prompts: Sequence[Prompt],
+    *,
+    drafter: BoundDrafter | None = None,
+    sampling: SamplingParams | Sequence[SamplingParams] | None = None,
+    speculation: SpeculationConfig | None = None,
+    batch_size: int = 8,
+) -> Iterator[Delta]:
+    """Decode prompts and yield new text as it comes; arguments and errors as for `generate`.
+
+    Without `speculation` the host looks in after every second round instead of every 64th.
+    """
+    if speculation is None:
+        gamma = SpeculationConfig().gamma if drafter is not None else 0
+        speculation = SpeculationConfig(gamma=gamma, rounds_per_chunk=2)
+    decoder = Decoder(target, drafter, speculation, batch_size=batch_size)
+    return decoder.stream(_requests(target, prompts, sampling))

@@ -1,0 +1,83 @@
+"""Functional KV cache: truth by length.
+
+Slots at or past a row's length hold scratch or the remains of an earlier request and are never
+attended to, so rolling back is setting a length and clearing is not needed. A round writes its T
+nodes past the length; committing makes the accepted ones part of the prefix.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+from jax.typing import DTypeLike
+
+from jspec.config import ModelConfig
+from pallas_kernels.cache_write.reference import cache_write
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class KVCache:
+    """Keys and values of every layer, contiguous, one buffer a layer and side.
+
+    Attributes:
+        keys: L arrays [B, G, S, H].
+        values: L arrays [B, G, S, H].
+        length: [B] int32, committed entries of each row.
+    """
+
+    keys: tuple[jax.Array, ...]
+    values: tuple[jax.Array, ...]
+    length: jax.Array
+
+    @property
+    def capacity(self) -> int:
+        """S, slots a row."""
+        return int(self.keys[0].shape[2])
+
+
+def init(config: ModelConfig, batch: int, capacity: int, dtype: DTypeLike) -> KVCache:
+    """Return an empty cache (zeros; "empty" memory could hold NaN).
+
+    Args:
+        config: the model that writes it.
+        batch: B.
+        capacity: S, the longest row plus the T scratch entries of a round.
+        dtype: of keys and values.
+    """
+    shape = (batch, config.num_kv_heads, capacity, config.head_dim)
+    return KVCache(
+        keys=tuple(jnp.zeros(shape, dtype) for _ in range(config.num_layers)),
+        values=tuple(jnp.zeros(shape, dtype) for _ in range(config.num_layers)),
+        length=jnp.zeros(batch, jnp.int32),
+    )
+
+
+def write(
+    cache: KVCache, layer: int, keys: jax.Array, values: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """Return one layer's buffers with the [B, T, G, H] entries written past each row's length."""
+    return (
+        cache_write(cache.keys[layer], keys, cache.length),
+        cache_write(cache.values[layer], values, cache.length),
+    )
+
+
+def commit(cache: KVCache, count: jax.Array) -> KVCache:
+    """Make each row's first `count` scratch entries ([B] int32) part of its prefix.
+
+    A chain's accepted path already lies contiguous past the length.
+    """
+    return dataclasses.replace(cache, length=cache.length + count)
+
+
+def truncate(cache: KVCache, length: jax.Array) -> KVCache:
+    """Cut every row to at most `length` ([B] int32) entries."""
+    return dataclasses.replace(cache, length=jnp.minimum(cache.length, length))
+
+
+def permute_rows(cache: KVCache, source: jax.Array) -> KVCache:
+    """Return the cache whose row b is the old row source[b] ([B] int32)."""
+    return jax.tree.map(lambda leaf: jnp.take(leaf, source, axis=0), cache)

@@ -1,0 +1,129 @@
+"""Weights of a Hugging Face directory: model.safetensors, whole or sharded."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes  # noqa: F401  (registers bfloat16, which safetensors then returns)
+import numpy as np
+from safetensors import SafetensorError, safe_open
+
+from jspec.checkpoints.huggingface_config import read_json
+from jspec.errors import InputError, require
+
+PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
+_DTYPES = ("F64", "F32", "F16", "BF16")
+
+
+class SafetensorsSource:
+    """The tensors of one directory, as a `WeightSource`.
+
+    A file stays open, and so mapped, from the first read to the next `release`.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._files: dict[str, Path] = {}
+        self._shapes: dict[str, tuple[int, ...]] = {}
+        self._opened: dict[Path, Any] = {}
+        for path, wanted in _shards(directory).items():
+            handle = _open(path)
+            stored = set(handle.keys())
+            for name in sorted(stored if wanted is None else stored & wanted):
+                tensor = handle.get_slice(name)
+                require(
+                    tensor.get_dtype() in _DTYPES,
+                    "tensor",
+                    name,
+                    f"in {path.name} has dtype {tensor.get_dtype()}, which is not supported",
+                    f"use a checkpoint stored as one of {', '.join(_DTYPES)}",
+                )
+                self._files[name] = path
+                self._shapes[name] = tuple(tensor.get_shape())
+
+    @property
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        """Shape of every stored tensor."""
+        return self._shapes
+
+    def read(self, name: str, start: int, stop: int) -> np.ndarray[Any, Any]:
+        """Return a copy of rows start:stop, in the stored dtype."""
+        path = self._files[name]
+        if path not in self._opened:
+            self._opened[path] = _open(path)
+        rows: np.ndarray[Any, Any] = self._opened[path].get_slice(name)[start:stop]
+        return rows
+
+    def stored_name(self, name: str) -> str:
+        """Return `name`: the plan's names are this format's."""
+        return name
+
+    def release(self) -> None:
+        """Close, and so unmap, the files that are open."""
+        self._opened.clear()
+
+
+def _open(path: Path) -> Any:
+    try:
+        return safe_open(path, framework="np")
+    except SafetensorError as error:
+        raise InputError(
+            "path", str(path), f"is truncated or corrupt ({error})", "fetch the file again"
+        ) from None
+    except FileNotFoundError:
+        raise InputError(
+            "path",
+            str(path),
+            "is named by the index but does not exist",
+            "fetch the checkpoint again, with all its files",
+        ) from None
+
+
+def _shards(directory: Path) -> dict[Path, set[str] | None]:
+    """Return the weight files, each with the names that the index expects in it, if any."""
+    single = directory / "model.safetensors"
+    if single.exists():
+        return {single: None}
+    index_path = directory / "model.safetensors.index.json"
+    if index_path.exists():
+        weight_map = read_json(index_path).get("weight_map")
+        require(
+            isinstance(weight_map, dict) and all(isinstance(v, str) for v in weight_map.values()),
+            "path",
+            str(index_path),
+            "holds no weight_map",
+            "fetch the file again",
+        )
+        shards: dict[Path, set[str] | None] = {}
+        for name, filename in (weight_map or {}).items():
+            require(
+                Path(filename).name == filename,
+                "weight_map",
+                filename,
+                "leaves the checkpoint's directory",
+                "fetch the index from a source that you trust",
+            )
+            names = shards.setdefault(directory / filename, set())
+            if names is not None:
+                names.add(name)
+        return shards
+    pickles = sorted(path.name for path in directory.iterdir() if path.suffix in PICKLE_SUFFIXES)
+    if pickles:
+        raise pickle_refusal(directory / pickles[0])
+    raise InputError(
+        "path",
+        str(directory),
+        "holds neither model.safetensors nor model.safetensors.index.json",
+        "fetch the checkpoint again, with its weights",
+    )
+
+
+def pickle_refusal(path: Path) -> InputError:
+    """Return the error for a pickled checkpoint, which can run code when it is opened."""
+    return InputError(
+        "path",
+        str(path),
+        "is a pickle, which can run code when opened and is never loaded",
+        "convert it to safetensors",
+    )

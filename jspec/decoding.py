@@ -1,0 +1,311 @@
+"""The loop: a round of speculation is a pure function, and a chunk runs many on the device.
+
+A round drafts, verifies, accepts and commits. Plain decoding is the same round with gamma = 0, and
+a speculative round in which no row has a draft runs that plain round, inside the same compiled
+program.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, Protocol
+
+import jax
+import jax.numpy as jnp
+from jax.typing import DTypeLike
+
+from jspec import cache as kv
+from jspec import counters, randomness, trees
+from jspec.cache import KVCache
+from jspec.config import Verification
+from jspec.drafting.protocol import Context, Drafter, Outcome, PointMass, Proposal
+from jspec.state import DecodeState, Finish
+from jspec.trees import Topology
+from jspec.verification import Verdict, verify_chain
+
+
+class Target(Protocol):
+    """A language model as the loop sees it; `jspec.models.transformer.Transformer` is one.
+
+    Hashable: a static argument of jitted programs.
+    """
+
+    @property
+    def vocab_size(self) -> int:
+        """V, columns of the logits."""
+        ...
+
+    def init_cache(self, batch: int, capacity: int, dtype: DTypeLike) -> KVCache:
+        """Return an empty cache."""
+        ...
+
+    def forward(
+        self,
+        params: Any,
+        tokens: jax.Array,
+        cache: KVCache,
+        topology: Topology,
+        feature_layers: tuple[int, ...] = (),
+    ) -> tuple[jax.Array, KVCache, tuple[jax.Array, ...]]:
+        """Run [B, T] nodes past the prefix; return [D, B * T] outputs, the cache and features."""
+        ...
+
+    def logits(self, params: Any, hidden: jax.Array) -> jax.Array:
+        """Return [rows, V] float32 logits of [D, rows] outputs."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True)
+class Program:
+    """What is compiled: the static side of a chunk.
+
+    Attributes:
+        target: the target's functions.
+        drafter: the drafter's functions; None only with gamma = 0.
+        gamma: drafts a round.
+        verification: rule by which drafts are verified.
+    """
+
+    target: Target
+    drafter: Drafter | None
+    gamma: int
+    verification: Verification = "token"
+
+
+def prefill(
+    target: Target,
+    drafter: Drafter | None,
+    width: int,
+    params: Any,
+    drafter_params: Any,
+    state: DecodeState,
+) -> DecodeState:
+    """Run every row's committed tokens, short of the pending one, through target and drafter.
+
+    Args:
+        target: static.
+        drafter: static; None leaves the drafter's state alone.
+        width: static, tokens a row and step.
+        params: the target's.
+        drafter_params: the drafter's.
+        state: whose caches hold any prefix of the committed tokens.
+    """
+    layers = drafter.feature_layers if drafter is not None else ()
+    chain = trees.chain(width - 1)
+
+    def missing(state: DecodeState) -> jax.Array:
+        return jnp.where(state.active, state.length - 1 - state.cache.length, 0)
+
+    def step(state: DecodeState) -> DecodeState:
+        count = jnp.clip(missing(state), 0, width)
+        tokens = _following(state.tokens, state.cache.length, width)
+        _, cache, features = target.forward(params, tokens, state.cache, chain, layers)
+        inner = state.drafter
+        if drafter is not None:
+            inner = drafter.extend(drafter_params, inner, tokens, count, features)
+        return dataclasses.replace(state, cache=kv.commit(cache, count), drafter=inner)
+
+    return jax.lax.while_loop(lambda s: jnp.any(missing(s) > 0), step, state)
+
+
+def catch_up(drafter: Drafter, width: int, drafter_params: Any, state: DecodeState) -> DecodeState:
+    """Let a drafter take in what was committed while it was not wanted.
+
+    Args:
+        drafter: static; one without `feature_layers`.
+        width: static, tokens a row and step.
+        drafter_params: the drafter's.
+        state: of the rows.
+    """
+
+    def missing(state: DecodeState) -> jax.Array:
+        behind = state.length - 1 - drafter.synced(state.drafter, state.length)
+        return jnp.where(state.active, behind, 0)
+
+    def step(state: DecodeState) -> DecodeState:
+        count = jnp.clip(missing(state), 0, width)
+        tokens = _following(state.tokens, drafter.synced(state.drafter, state.length), width)
+        inner = drafter.extend(drafter_params, state.drafter, tokens, count, ())
+        return dataclasses.replace(state, drafter=inner)
+
+    return jax.lax.while_loop(lambda s: jnp.any(missing(s) > 0), step, state)
+
+
+def _following(tokens: jax.Array, start: jax.Array, width: int) -> jax.Array:
+    """Return [B, width] tokens from each row's own start."""
+    slot = start[:, None] + jnp.arange(width, dtype=jnp.int32)[None, :]
+    return jnp.take_along_axis(tokens, slot, axis=1, mode="clip")
+
+
+def decode_round(
+    program: Program, params: Any, drafter_params: Any, state: DecodeState
+) -> DecodeState:
+    """Run one round: draft, verify, accept, commit.
+
+    Args:
+        program: static.
+        params: the target's.
+        drafter_params: the drafter's.
+        state: with at least one active row.
+    """
+    if program.gamma == 0 or program.drafter is None:
+        return _verify_and_commit(program, params, state, _nothing(state))
+
+    room = jnp.where(state.active, state.end - state.length - 1, 0)
+    context = Context(
+        tokens=state.tokens,
+        length=state.length,
+        room=room,
+        sampling=state.sampling,
+        keys=randomness.round_keys(state.seeds, state.length),
+        vocab_size=program.target.vocab_size,
+    )
+    with jax.named_scope("draft"):
+        proposal, drafted = program.drafter.propose(
+            drafter_params, state.drafter, context, program.gamma
+        )
+    # Near the end of its budget a row has room for fewer drafts: the last token is never a draft.
+    useful = jnp.asarray(proposal.topology.depths)[None, 1:] <= room[:, None]
+    proposal = dataclasses.replace(proposal, valid=proposal.valid & useful)
+    state = dataclasses.replace(state, drafter=drafted)
+    return jax.lax.cond(
+        jnp.any(proposal.valid),
+        lambda s: _verify_and_commit(program, params, s, proposal),
+        lambda s: _verify_and_commit(program, params, s, _nothing(s)),
+        state,
+    )
+
+
+def _nothing(state: DecodeState) -> Proposal:
+    """Return a proposal of no drafts."""
+    batch = state.length.shape[0]
+    return Proposal(
+        tokens=jnp.zeros((batch, 0), jnp.int32),
+        topology=trees.chain(0),
+        valid=jnp.zeros((batch, 0), bool),
+        law=PointMass(),
+    )
+
+
+def _verify_and_commit(
+    program: Program, params: Any, state: DecodeState, proposal: Proposal
+) -> DecodeState:
+    """Run the target over pending token and drafts, and commit what is accepted."""
+    drafter = program.drafter
+    layers = drafter.feature_layers if drafter is not None else ()
+    pending = jnp.take_along_axis(state.tokens, state.length[:, None] - 1, axis=1)
+    nodes = jnp.concatenate([pending, proposal.tokens], axis=1)
+    batch, width = nodes.shape
+    with jax.named_scope("verify"):
+        hidden, cache, features = program.target.forward(
+            params, nodes, state.cache, proposal.topology, layers
+        )
+        logits = program.target.logits(params, hidden)
+        logits = logits.reshape(batch, width, -1)
+    with jax.named_scope("accept"):
+        keys = randomness.round_keys(state.seeds, state.length)
+        verdict = verify_chain(logits, proposal, state.sampling, keys, program.verification)
+    with jax.named_scope("commit"):
+        state = dataclasses.replace(state, cache=cache)
+        state, count = _commit(state, proposal, verdict)
+        if drafter is not None and program.gamma > 0:
+            path = jnp.broadcast_to(jnp.arange(width, dtype=jnp.int32), (batch, width))
+            outcome = Outcome(length=state.length, committed=count, path=path, features=features)
+            state = dataclasses.replace(state, drafter=drafter.absorb(state.drafter, outcome))
+    return state
+
+
+def _commit(
+    state: DecodeState, proposal: Proposal, verdict: Verdict
+) -> tuple[DecodeState, jax.Array]:
+    """Cut the accepted tokens at stop and budget, and append them.
+
+    Returns:
+        The state after the round and the [B] int32 tokens committed.
+    """
+    batch, gamma = proposal.tokens.shape
+    position = jnp.arange(gamma + 1, dtype=jnp.int32)[None, :]
+    accepted = verdict.accepted[:, None]
+    drafts = jnp.concatenate([proposal.tokens, verdict.final[:, None]], axis=1)
+    tokens = jnp.where(position == accepted, verdict.final[:, None], drafts)
+
+    # A stop ends the row at the stop's own token; the budget ends it otherwise.
+    verified = verdict.accepted + 1
+    is_stop = jnp.any(tokens[:, :, None] == state.stop_ids[:, None, :], axis=-1)
+    is_stop &= position <= accepted
+    to_stop = jnp.min(jnp.where(is_stop, position, gamma + 1), axis=1) + 1
+    room = state.end - state.length
+    stopped = (to_stop <= verified) & (to_stop <= room)
+    count = jnp.minimum(jnp.minimum(verified, to_stop), room)
+    ran = state.active & verdict.finite
+    failed = state.active & ~verdict.finite
+    count = jnp.where(ran, count, 0)
+    full = ran & ~stopped & (count == room)
+
+    length = state.length + count
+    row = jnp.broadcast_to(jnp.arange(batch, dtype=jnp.int32)[:, None], tokens.shape)
+    slot = state.length[:, None] + position
+    slot = jnp.where(position < count[:, None], slot, state.tokens.shape[1])  # dropped
+    buffer = state.tokens.at[row, slot].set(tokens, mode="drop")
+
+    finish = jnp.where(ran & stopped, int(Finish.STOP), state.finish)
+    finish = jnp.where(full, int(Finish.LENGTH), finish)
+    finish = jnp.where(failed, int(Finish.ERROR), finish)
+    proposed = jnp.sum(proposal.valid, axis=1, dtype=jnp.int32)
+    proposed = jnp.where(count < verified, jnp.minimum(proposed, count), proposed)
+    counted = counters.record(
+        state.counters,
+        ran=ran,
+        proposed=proposed,
+        accepted=jnp.minimum(verdict.accepted, count),
+        overlap=verdict.overlap,
+        emitted=count,
+        discarded=verified - count,
+    )
+    state = dataclasses.replace(
+        state,
+        tokens=buffer,
+        length=length,
+        active=state.active & (finish == int(Finish.NONE)),
+        finish=finish,
+        cache=kv.commit(state.cache, count),
+        counters=counted,
+    )
+    return state, count
+
+
+def decode_chunk(
+    program: Program,
+    params: Any,
+    drafter_params: Any,
+    state: DecodeState,
+    max_rounds: jax.Array,
+    until_finish: jax.Array,
+) -> tuple[DecodeState, jax.Array]:
+    """Run rounds on the device until one of three things happens.
+
+    Args:
+        program: static.
+        params: the target's.
+        drafter_params: the drafter's.
+        state: donated by the caller's jit; its buffers are updated in place.
+        max_rounds: int32 scalar, most rounds to run.
+        until_finish: bool scalar; return as soon as a row finishes, so that its slot can be reused.
+
+    Returns:
+        The state when no row is active, `max_rounds` have run or (if asked) a row has finished;
+        and the int32 number of rounds run.
+    """
+    running = jnp.sum(state.active, dtype=jnp.int32)
+
+    def more(carry: tuple[jax.Array, DecodeState]) -> jax.Array:
+        rounds, state = carry
+        left = jnp.sum(state.active, dtype=jnp.int32)
+        return (rounds < max_rounds) & (left > 0) & ~(until_finish & (left < running))
+
+    def body(carry: tuple[jax.Array, DecodeState]) -> tuple[jax.Array, DecodeState]:
+        rounds, state = carry
+        return rounds + 1, decode_round(program, params, drafter_params, state)
+
+    rounds, state = jax.lax.while_loop(more, body, (jnp.int32(0), state))
+    return state, rounds

@@ -1,0 +1,171 @@
+"""Drafting with a smaller language model of its own cache, and early exit from the target itself.
+
+Early exit runs the target's first layers and its head as a draft model: the same code, parameters
+shared with the target.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+from jax.typing import DTypeLike
+
+from jspec import cache as kv
+from jspec import randomness, sampling, trees
+from jspec.cache import KVCache
+from jspec.config import ModelConfig
+from jspec.drafting import BoundDrafter
+from jspec.drafting.protocol import Context, Dense, Outcome, Proposal
+from jspec.errors import require
+from jspec.models.parameters import TransformerParams
+from jspec.models.transformer import Transformer
+from jspec.randomness import Purpose
+
+
+def fit_vocabulary(logits: jax.Array, vocab_size: int) -> jax.Array:
+    """Cut or pad [..., V_draft] logits to the target's V: embeddings padded to different sizes.
+
+    Padding ids get -inf, so they are never proposed.
+    """
+    missing = vocab_size - logits.shape[-1]
+    if missing <= 0:
+        return logits[..., :vocab_size]
+    widths = [(0, 0)] * (logits.ndim - 1) + [(0, missing)]
+    return jnp.pad(logits, widths, constant_values=-jnp.inf)
+
+
+@dataclasses.dataclass(frozen=True)
+class DraftModelDrafter:
+    """Drafts a chain, token by token, from a language model with a cache of its own.
+
+    Its cache lags the committed tokens by one entry (the pending token) or, after a full
+    acceptance, by two: the last draft was sampled but never run. The first step of the next round
+    runs both, so the cache has no hole.
+
+    Attributes:
+        model: the draft model.
+    """
+
+    model: Transformer
+
+    @property
+    def feature_layers(self) -> tuple[int, ...]:
+        """It has features of its own."""
+        return ()
+
+    def init(self, batch: int, capacity: int, dtype: DTypeLike) -> KVCache:
+        """Return an empty cache."""
+        return self.model.init_cache(batch, capacity, dtype)
+
+    def synced(self, state: KVCache, length: jax.Array) -> jax.Array:
+        """Return the cache's own length."""
+        return state.length
+
+    def extend(
+        self,
+        params: TransformerParams,
+        state: KVCache,
+        tokens: jax.Array,
+        count: jax.Array,
+        features: tuple[jax.Array, ...],
+    ) -> KVCache:
+        """Run the tokens through the draft model."""
+        _, state, _ = self.model.forward(params, tokens, state, trees.chain(tokens.shape[1] - 1))
+        return kv.commit(state, count)
+
+    def propose(
+        self, params: TransformerParams, state: KVCache, context: Context, gamma: int
+    ) -> tuple[Proposal, KVCache]:
+        """Draw `gamma` drafts a row under the row's own transforms."""
+        greedy = sampling.is_greedy(context.sampling)
+        all_greedy = jnp.all(greedy)
+
+        def choose(hidden: jax.Array, step: int) -> tuple[jax.Array, jax.Array]:
+            logits = self.model.logits(params, hidden)
+            logits = fit_vocabulary(logits, context.vocab_size)
+
+            def drawn() -> tuple[jax.Array, jax.Array]:
+                log_q = sampling.log_probs(logits[:, None], context.sampling)[:, 0]
+                node = jnp.full((logits.shape[0], 1), step + 1, jnp.int32)
+                keys = randomness.node_keys(context.keys, node, Purpose.DRAFT)[:, 0]
+                return sampling.draw(log_q, keys), log_q
+
+            def best() -> tuple[jax.Array, jax.Array]:
+                # q is not looked at when every row is greedy.
+                return jnp.argmax(logits, axis=-1).astype(jnp.int32), jnp.zeros_like(logits)
+
+            return jax.lax.cond(all_greedy, best, drawn)
+
+        # Catch up on the one or two committed tokens that the cache lacks.
+        behind = context.length - state.length
+        slot = state.length[:, None] + jnp.arange(2, dtype=jnp.int32)[None, :]
+        tokens = jnp.take_along_axis(context.tokens, slot, axis=1, mode="clip")
+        hidden, state, _ = self.model.forward(params, tokens, state, trees.chain(1))
+        state = kv.commit(state, behind)
+        batch = tokens.shape[0]
+        column = jnp.arange(batch, dtype=jnp.int32) * 2 + jnp.clip(behind - 1, 0, 1)
+        token, log_q = choose(jnp.take(hidden, column, axis=1), 0)
+        drafts, laws = [token], [log_q]
+        for step in range(1, gamma):
+            hidden, state, _ = self.model.forward(params, token[:, None], state, trees.chain(0))
+            state = kv.commit(state, jnp.ones(batch, jnp.int32))
+            token, log_q = choose(hidden, step)
+            drafts.append(token)
+            laws.append(log_q)
+
+        # Beyond its own context the draft model knows no positions.
+        reach = self.model.config.max_context - context.length + 1
+        proposal = Proposal(
+            tokens=jnp.stack(drafts, axis=1),
+            topology=trees.chain(gamma),
+            valid=jnp.arange(gamma, dtype=jnp.int32)[None, :] < reach[:, None],
+            law=Dense(log_q=jnp.stack(laws, axis=1)),
+        )
+        return proposal, state
+
+    def absorb(self, state: KVCache, outcome: Outcome) -> KVCache:
+        """Cut the cache to the committed tokens short of the pending one."""
+        return kv.truncate(state, outcome.length - 1)
+
+    def permute_rows(self, state: KVCache, source: jax.Array) -> KVCache:
+        """Move rows."""
+        return kv.permute_rows(state, source)
+
+
+def draft_model(config: ModelConfig, params: TransformerParams) -> BoundDrafter:
+    """Return a drafter that runs a language model of the target's tokenizer.
+
+    Args:
+        config: of the draft model.
+        params: of the draft model.
+    """
+    return BoundDrafter(
+        f"draft-model-{config.num_layers}l", DraftModelDrafter(Transformer(config)), params
+    )
+
+
+def early_exit(config: ModelConfig, params: TransformerParams, layers: int) -> BoundDrafter:
+    """Return a drafter that runs the target's first `layers` layers and its head.
+
+    Args:
+        config: of the target.
+        params: of the target; shared, not copied.
+        layers: how many layers to run, below the target's number.
+
+    Raises:
+        InputError: `layers` is out of range.
+    """
+    require(
+        1 <= layers < config.num_layers,
+        "layers",
+        layers,
+        f"is outside 1..{config.num_layers - 1}",
+        "exit after fewer layers than the target has",
+    )
+    return BoundDrafter(
+        f"early-exit-{layers}l",
+        DraftModelDrafter(Transformer(dataclasses.replace(config, num_layers=layers))),
+        dataclasses.replace(params, layers=params.layers[:layers]),
+    )

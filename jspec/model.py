@@ -1,0 +1,95 @@
+"""A loaded language model: architecture, parameters and tokenizer."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+from jax.typing import DTypeLike
+
+from jspec import checkpoints, hub
+from jspec.config import ModelConfig
+from jspec.drafting import BoundDrafter, draft_model
+from jspec.errors import InputError
+from jspec.models.parameters import TransformerParams
+from jspec.models.transformer import Transformer
+from jspec.tokenizers import Tokenizer
+
+
+@dataclasses.dataclass(frozen=True)
+class Model:
+    """A model ready to decode.
+
+    Attributes:
+        name: as it was asked for.
+        config: architecture.
+        params: parameters.
+        tokenizer: None where only token ids are used.
+        eos_token_ids: ids that end a sequence.
+    """
+
+    name: str
+    config: ModelConfig
+    params: TransformerParams
+    tokenizer: Tokenizer | None
+    eos_token_ids: tuple[int, ...]
+
+    @property
+    def functions(self) -> Transformer:
+        """The model's pure functions."""
+        return Transformer(self.config)
+
+
+def load(name: str | Path = hub.DEFAULT_MODEL, dtype: DTypeLike = "float32") -> Model:
+    """Load a model and its tokenizer.
+
+    Args:
+        name: the default model's name, a directory (Hugging Face or written by jspec), a GGUF
+            file, or a hub id ("organisation/name").
+        dtype: of the parameters.
+
+    Raises:
+        InputError: the model cannot be found, read or is not supported.
+    """
+    path = hub.locate(name)
+    checkpoint = checkpoints.load(path, dtype)
+    tokenizer = Tokenizer.from_path(path)
+    config = checkpoint.config
+    if tokenizer.vocab_size > config.vocab_size:
+        raise InputError(
+            "tokenizer",
+            str(path),
+            f"has {tokenizer.vocab_size} tokens, but the model embeds only {config.vocab_size}",
+            "use the tokenizer that the model was trained with",
+        )
+    if tokenizer.vocab_size < config.vocab_size:
+        config = dataclasses.replace(config, token_count=tokenizer.vocab_size)
+    return Model(str(name), config, checkpoint.params, tokenizer, checkpoint.eos_token_ids)
+
+
+def draft_model_for(target: Model, drafter: Model) -> BoundDrafter:
+    """Return a drafter that runs `drafter`, a model of the target's own vocabulary.
+
+    Raises:
+        InputError: the two models' tokenizers differ.
+    """
+    if target.tokenizer is not None and drafter.tokenizer is not None:
+        ours, theirs = target.tokenizer.vocabulary(), drafter.tokenizer.vocabulary()
+        if ours != theirs:
+            same = sum(theirs.get(token) == index for token, index in ours.items())
+            raise InputError(
+                "drafter",
+                drafter.name,
+                f"has another tokenizer than the target: {same} of {len(ours)} tokens agree",
+                "use a drafter of the target's family",
+            )
+    return draft_model.draft_model(drafter.config, drafter.params)
+
+
+def early_exit_of(target: Model, layers: int) -> BoundDrafter:
+    """Return a drafter that runs the target's first `layers` layers and its head.
+
+    Raises:
+        InputError: `layers` is not below the target's number of layers.
+    """
+    return draft_model.early_exit(target.config, target.params, layers)

@@ -1,0 +1,141 @@
+"""The one transform pipeline from logits to the distribution that tokens are drawn from.
+
+Every place that needs a distribution (drafts, every verified node, the bonus token) calls
+`log_probs`; plain decoding is no exception. Order: temperature, top-k, top-p, min-p, each on what
+the one before left. The top-k and top-p thresholds are found by bisection on the bits of the
+floats, which needs no sort of the vocabulary.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jspec.config import SamplingParams
+from jspec.randomness import gumbels
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class RowSampling:
+    """Sampling parameters of a batch, one entry a row; see `SamplingParams`.
+
+    Attributes:
+        temperature: [B] float32; 0 is greedy.
+        top_k: [B] int32; 0 keeps all.
+        top_p: [B] float32; 1 keeps all.
+        min_p: [B] float32; 0 keeps all.
+    """
+
+    temperature: jax.Array
+    top_k: jax.Array
+    top_p: jax.Array
+    min_p: jax.Array
+
+
+def rows(params: Sequence[SamplingParams]) -> RowSampling:
+    """Stack requests' parameters into arrays."""
+    return RowSampling(
+        temperature=jnp.asarray(np.array([p.temperature for p in params], np.float32)),
+        top_k=jnp.asarray(np.array([p.top_k for p in params], np.int32)),
+        top_p=jnp.asarray(np.array([p.top_p for p in params], np.float32)),
+        min_p=jnp.asarray(np.array([p.min_p for p in params], np.float32)),
+    )
+
+
+def is_greedy(sampling: RowSampling) -> jax.Array:
+    """Return [B] bool: rows decoded by argmax. The one predicate everything asks."""
+    return sampling.temperature == 0
+
+
+def _bits(x: jax.Array) -> jax.Array:
+    """Map float32 to uint32 so that the order of the numbers is the order of the bits."""
+    raw = jax.lax.bitcast_convert_type(x, jnp.uint32)
+    top = jnp.uint32(1 << 31)
+    return jnp.where(raw >= top, ~raw, raw | top)
+
+
+def _largest_threshold(
+    holds: Callable[[jax.Array], jax.Array], shape: tuple[int, ...]
+) -> jax.Array:
+    """Return the largest uint32 threshold for which `holds`, bit by bit from the top.
+
+    Args:
+        holds: from thresholds to bools of the same shape; true at 0, never true again once false.
+        shape: of the thresholds.
+    """
+
+    def step(index: jax.Array, found: jax.Array) -> jax.Array:
+        bit = jnp.left_shift(jnp.uint32(1), jnp.uint32(31) - index.astype(jnp.uint32))
+        candidate = found | bit
+        return jnp.where(holds(candidate), candidate, found)
+
+    return jax.lax.fori_loop(0, 32, step, jnp.zeros(shape, jnp.uint32))
+
+
+def _truncate(scores: jax.Array, sampling: RowSampling) -> jax.Array:
+    """Apply top-k, then top-p, to scores [B, K, V] whose maximum is 0; -inf outside."""
+    order = _bits(scores)
+    shape = scores.shape[:2]
+
+    vocab = scores.shape[-1]
+    kept_count = jnp.where(sampling.top_k == 0, vocab, jnp.minimum(sampling.top_k, vocab))
+    wanted = jnp.broadcast_to(kept_count[:, None], shape)
+
+    def enough(threshold: jax.Array) -> jax.Array:
+        return jnp.sum(order >= threshold[..., None], axis=-1, dtype=jnp.int32) >= wanted
+
+    kept = order >= _largest_threshold(enough, shape)[..., None]
+    weight = jnp.where(kept, jnp.exp(scores), 0.0)
+    mass = sampling.top_p[:, None] * jnp.sum(weight, axis=-1)
+
+    def covers(threshold: jax.Array) -> jax.Array:
+        return jnp.sum(jnp.where(order >= threshold[..., None], weight, 0.0), axis=-1) >= mass
+
+    inside = order >= _largest_threshold(covers, shape)[..., None]
+    # A row that asks for everything must not lose its tail to the rounding of the sum.
+    inside |= (sampling.top_p >= 1)[:, None, None]
+    return jnp.where(kept & inside, scores, -jnp.inf)
+
+
+def log_probs(logits: jax.Array, sampling: RowSampling) -> jax.Array:
+    """Return the log of the distribution that each node's token is drawn from.
+
+    A greedy row's is a point mass: 0 at the argmax (lowest id on exact ties), -inf elsewhere.
+
+    Args:
+        logits: [B, K, V] float32; -inf is allowed, NaN is not.
+        sampling: of the B rows.
+
+    Returns:
+        [B, K, V] float32, normalised; -inf outside the support.
+    """
+    vocab = logits.shape[-1]
+    greedy = is_greedy(sampling)[:, None, None]
+    # The maximum is subtracted before dividing, so a tiny temperature cannot overflow.
+    temperature = jnp.where(greedy, jnp.float32(1), sampling.temperature[:, None, None])
+    scores = (logits - jnp.max(logits, axis=-1, keepdims=True)) / temperature
+    truncates = jnp.any((sampling.top_k > 0) | (sampling.top_p < 1))
+    scores = jax.lax.cond(truncates, lambda s: _truncate(s, sampling), lambda s: s, scores)
+    scores = jnp.where(scores >= jnp.log(sampling.min_p)[:, None, None], scores, -jnp.inf)
+    scores = scores - jax.nn.logsumexp(scores, axis=-1, keepdims=True)
+    best = jnp.argmax(logits, axis=-1).astype(jnp.int32)
+    is_best = jnp.arange(vocab, dtype=jnp.int32)[None, None, :] == best[..., None]
+    return jnp.where(greedy, jnp.where(is_best, jnp.float32(0), -jnp.inf), scores)
+
+
+def draw(log_p: jax.Array, keys: jax.Array) -> jax.Array:
+    """Draw one token a row by the Gumbel-max trick.
+
+    Args:
+        log_p: [B, V] float32, up to a constant a row; -inf is never drawn.
+        keys: [B] typed keys.
+
+    Returns:
+        [B] int32.
+    """
+    return jnp.argmax(log_p + gumbels(keys, log_p.shape[-1]), axis=-1).astype(jnp.int32)

@@ -1,0 +1,71 @@
+"""Topologies of speculated tokens. A chain is the tree in which every node has one child.
+
+Node 0 is the root: the row's pending token, whose successors are being guessed. Nodes 1 .. T-1 are
+drafts. A topology is data (arrays), so that another one of the same size needs no compilation.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import numpy as np
+
+Array = jax.Array | np.ndarray
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Topology:
+    """A rooted tree of T nodes in an order where parents come first.
+
+    Attributes:
+        parents: [T] int32, parent of each node; -1 for the root.
+        depths: [T] int32, 0 for the root.
+        ancestors: [T, ceil(T / 32)] uint32, packed ancestor-or-self bits.
+    """
+
+    parents: Array
+    depths: Array
+    ancestors: Array
+
+    @property
+    def size(self) -> int:
+        """T, number of nodes with the root."""
+        return int(self.parents.shape[0])
+
+
+def from_parents(parents: tuple[int, ...]) -> Topology:
+    """Build a topology from each node's parent.
+
+    Args:
+        parents: -1 for node 0, then for every node the index of an earlier node.
+
+    Raises:
+        ValueError: the first node is not a root, or a parent does not come before its child.
+    """
+    if not parents or parents[0] != -1:
+        raise ValueError(f"node 0 must be the root (parent -1), not {parents[:1]}")
+    size = len(parents)
+    depths = np.zeros(size, np.int32)
+    dense = np.eye(size, dtype=bool)
+    for node in range(1, size):
+        parent = parents[node]
+        if not 0 <= parent < node:
+            raise ValueError(f"node {node} has parent {parent}, which does not come before it")
+        depths[node] = depths[parent] + 1
+        dense[node] |= dense[parent]
+    words = -(-size // 32)
+    padded = np.zeros((size, words * 32), bool)
+    padded[:, :size] = dense
+    bits = padded.reshape(size, words, 32).astype(np.uint64) << np.arange(32, dtype=np.uint64)
+    return Topology(
+        parents=np.asarray(parents, np.int32),
+        depths=depths,
+        ancestors=bits.sum(axis=-1).astype(np.uint32),
+    )
+
+
+def chain(gamma: int) -> Topology:
+    """Return the root followed by a chain of `gamma` drafts (T = gamma + 1)."""
+    return from_parents(tuple(range(-1, gamma)))

@@ -1,0 +1,1 @@
+"""Kernels of the hot path, each with a reference and one file a backend."""
