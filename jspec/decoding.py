@@ -8,6 +8,7 @@ program.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import jax
@@ -161,19 +162,30 @@ def decode_round(
         vocab_size=program.target.vocab_size,
     )
     with jax.named_scope("draft"):
-        proposal, drafted = program.drafter.propose(
+        proposal, inner = program.drafter.propose(
             drafter_params, state.drafter, context, program.gamma
         )
     # Near the end of its budget a row has room for fewer drafts: the last token is never a draft.
     useful = jnp.asarray(proposal.topology.depths)[None, 1:] <= room[:, None]
     proposal = dataclasses.replace(proposal, valid=proposal.valid & useful)
-    state = dataclasses.replace(state, drafter=drafted)
-    return jax.lax.cond(
-        jnp.any(proposal.valid),
-        lambda s: _verify_and_commit(program, params, s, proposal),
-        lambda s: _verify_and_commit(program, params, s, _nothing(s)),
-        state,
-    )
+    state = dataclasses.replace(state, drafter=inner)
+    drafted = jnp.any(proposal.valid)
+    state = _run_if(drafted, lambda s: _verify_and_commit(program, params, s, proposal), state)
+    return _run_if(~drafted, lambda s: _verify_and_commit(program, params, s, _nothing(s)), state)
+
+
+def _run_if(
+    wanted: jax.Array, step: Callable[[DecodeState], DecodeState], state: DecodeState
+) -> DecodeState:
+    """Run `step` if `wanted`, as a loop of at most one iteration.
+
+    XLA updates a loop's buffers in place; it copies those of a conditional, caches and all.
+    """
+
+    def body(carry: tuple[jax.Array, DecodeState]) -> tuple[jax.Array, DecodeState]:
+        return jnp.bool_(False), step(carry[1])
+
+    return jax.lax.while_loop(lambda carry: carry[0], body, (wanted, state))[1]
 
 
 def _nothing(state: DecodeState) -> Proposal:
