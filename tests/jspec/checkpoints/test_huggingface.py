@@ -78,7 +78,7 @@ def test_a_wrong_tree_of_shardings_is_refused(tmp_path: Path) -> None:
     tied = ModelConfig("llama", 40, 64, 96, 2, 4, 2, 32, 128, tie_embeddings=True)
     default = jax.sharding.SingleDeviceSharding(jax.devices()[0])
     shardings = jax.tree.map(lambda _: default, declare(tied), is_leaf=is_spec)
-    with pytest.raises(InputError, match="shardings.*not the tree"):
+    with pytest.raises(InputError, match=r"shardings.*not the tree"):
         checkpoints.load(tmp_path, "float32", shardings=shardings)
 
 
@@ -270,7 +270,7 @@ def test_truncated_weights_are_refused(tmp_path: Path, kept: float) -> None:
 def test_a_missing_shard_is_refused(tmp_path: Path) -> None:
     tiny.write_huggingface(tmp_path, tiny.random_tensors(), shards=3)
     (tmp_path / "model-00002-of-00003.safetensors").unlink()
-    with pytest.raises(InputError, match="00002-of-00003.*named by the index"):
+    with pytest.raises(InputError, match=r"00002-of-00003.*named by the index"):
         checkpoints.load(tmp_path, "float32")
 
 

