@@ -1,6 +1,7 @@
 # Everything runs in .venv, made here from pyproject.toml and constraints.txt.
 PYTHON ?= python3
 PYTEST_ARGS ?=
+DEMO_ARGS ?=
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -11,12 +12,13 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 help:
 	@echo 'make demo    decode a few prompts, plain and with speculation, and compare'
+	@echo '             (DEMO_ARGS="--gamma=4" to try another setting)'
 	@echo 'make test    ruff, mypy and pytest (PYTEST_ARGS="-k name" to choose)'
 	@echo 'make lint    ruff and mypy alone'
 	@echo 'make clean   remove .venv and the caches; results/ stays'
 
 demo: model
-	$(BIN)/python -m experiments.launch --experiment=demo
+	$(BIN)/python -m experiments.launch --experiment=demo $(DEMO_ARGS)
 
 test: lint model
 	$(BIN)/python -m pytest $(PYTEST_ARGS)

@@ -16,36 +16,18 @@ from jspec import cache as kv
 from jspec import trees
 from jspec.cache import KVCache
 from jspec.decoding import Target
-from jspec.drafting.protocol import Context, Outcome, PointMass, Proposal
+from jspec.drafting.protocol import Context, PointMass, Proposal
+from jspec.drafting.stateless import StatelessDrafter
 from jspec.generation import Decoder, Request, run_chunk, run_prefill
 from jspec.model import Model
 
 
 @dataclasses.dataclass(frozen=True)
-class ConstantDrafter:
+class ConstantDrafter(StatelessDrafter):
     """Proposes the row's pending token over and over, in every round and at no cost.
 
     It isolates the loop's own work: a round with it is a forward pass plus verification and commit.
     """
-
-    @property
-    def feature_layers(self) -> tuple[int, ...]:
-        """None."""
-        return ()
-
-    def init(self, batch: int, capacity: int, dtype: Any) -> tuple[()]:
-        """Return ()."""
-        return ()
-
-    def synced(self, state: tuple[()], length: jax.Array) -> jax.Array:
-        """Return `length`."""
-        return length
-
-    def extend(
-        self, params: Any, state: tuple[()], tokens: jax.Array, count: jax.Array, features: Any
-    ) -> tuple[()]:
-        """Do nothing."""
-        return ()
 
     def propose(
         self, params: Any, state: tuple[()], context: Context, gamma: int
@@ -56,18 +38,8 @@ class ConstantDrafter:
         valid = jnp.ones(tokens.shape, bool)
         return Proposal(tokens, trees.chain(gamma), valid, PointMass()), ()
 
-    def absorb(self, state: tuple[()], outcome: Outcome) -> tuple[()]:
-        """Do nothing."""
-        return ()
 
-    def permute_rows(self, state: tuple[()], source: jax.Array) -> tuple[()]:
-        """Do nothing."""
-        return ()
-
-
-@functools.partial(
-    jax.jit, static_argnames=("target", "nodes", "steps"), donate_argnames="cache"
-)
+@functools.partial(jax.jit, static_argnames=("target", "nodes", "steps"), donate_argnames="cache")
 def _steps(
     target: Target, nodes: int, steps: int, params: Any, tokens: jax.Array, cache: KVCache
 ) -> tuple[jax.Array, KVCache]:
@@ -106,9 +78,7 @@ def step_timer(
         length = jnp.full(batch, context, jnp.int32)
         cache = jax.block_until_ready(dataclasses.replace(cache, length=length))
         start = time.perf_counter()
-        jax.block_until_ready(
-            _steps(model.functions, nodes, steps, model.params, tokens, cache)
-        )
+        jax.block_until_ready(_steps(model.functions, nodes, steps, model.params, tokens, cache))
         return (time.perf_counter() - start) / steps
 
     return measure
@@ -152,6 +122,11 @@ def _read(arrays: Any) -> jax.Array:
     return sum((jnp.sum(leaf) for leaf in jax.tree.leaves(arrays)), start=jnp.float32(0))
 
 
+def weight_bytes(params: Any) -> int:
+    """Return bytes of all parameters."""
+    return sum(int(leaf.nbytes) for leaf in jax.tree.leaves(params))
+
+
 def read_timer(params: Any) -> Callable[[], float]:
     """Return a function that measures seconds to read every parameter once (a sum)."""
 
@@ -163,9 +138,7 @@ def read_timer(params: Any) -> Callable[[], float]:
     return measure
 
 
-def interleave(
-    timers: Mapping[str, Callable[[], float]], repeats: int
-) -> dict[str, list[float]]:
+def interleave(timers: Mapping[str, Callable[[], float]], repeats: int) -> dict[str, list[float]]:
     """Run the timers in turn, `repeats` times over, after one unmeasured turn that compiles.
 
     Interleaving lets slow spells of the machine hit all alike.

@@ -1,1 +1,1 @@
-"""Meshes, logical-axis rules and placement of target and drafter."""
+"""Placement of target and drafter on device meshes."""

@@ -8,18 +8,17 @@ from __future__ import annotations
 
 import dataclasses
 
-import jax
 import jax.numpy as jnp
-from jax.typing import DTypeLike
 
 from jspec import trees
 from jspec.drafting import BoundDrafter
-from jspec.drafting.protocol import Context, Outcome, PointMass, Proposal
+from jspec.drafting.protocol import Context, PointMass, Proposal
+from jspec.drafting.stateless import StatelessDrafter
 from jspec.errors import require
 
 
 @dataclasses.dataclass(frozen=True)
-class NGramDrafter:
+class NGramDrafter(StatelessDrafter):
     """Drafts by looking up the row's last tokens in its own history.
 
     Attributes:
@@ -39,30 +38,6 @@ class NGramDrafter:
             f"is below min_n ({self.min_n})",
             "give max_n >= min_n",
         )
-
-    @property
-    def feature_layers(self) -> tuple[int, ...]:
-        """It looks at tokens alone."""
-        return ()
-
-    def init(self, batch: int, capacity: int, dtype: DTypeLike) -> tuple[()]:
-        """Return (): the history is the loop's token buffer."""
-        return ()
-
-    def synced(self, state: tuple[()], length: jax.Array) -> jax.Array:
-        """Return `length`: there is nothing to catch up on."""
-        return length
-
-    def extend(
-        self,
-        params: tuple[()],
-        state: tuple[()],
-        tokens: jax.Array,
-        count: jax.Array,
-        features: tuple[jax.Array, ...],
-    ) -> tuple[()]:
-        """Do nothing."""
-        return ()
 
     def propose(
         self, params: tuple[()], state: tuple[()], context: Context, gamma: int
@@ -100,14 +75,6 @@ class NGramDrafter:
             ),
             (),
         )
-
-    def absorb(self, state: tuple[()], outcome: Outcome) -> tuple[()]:
-        """Do nothing."""
-        return ()
-
-    def permute_rows(self, state: tuple[()], source: jax.Array) -> tuple[()]:
-        """Do nothing."""
-        return ()
 
 
 def ngram(max_n: int = 3, min_n: int = 2) -> BoundDrafter:

@@ -1,0 +1,264 @@
+"""Plain against speculative decoding, step times, the loop's own share, and peers: as ratios."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import statistics
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from absl import flags as absl_flags
+
+import jspec
+from experiments import bench_report, drafters, flags, runs, timing, workloads
+from experiments.experiment import Experiment
+from experiments.help import ours
+from experiments.peers import PeerRun, TransformersPeer
+from experiments.status import Status
+from jspec.drafting.draft_model import DraftModelDrafter
+from jspec.errors import InputError, require
+from jspec.generation import Completion, Request
+
+_WORKLOADS = absl_flags.DEFINE_string(
+    "workloads", None, "Prompts by category: JSON lines in Spec-Bench's format. Required."
+)
+_PER_CATEGORY = absl_flags.DEFINE_integer(
+    "per_category", 2, "Prompts of each category, from the file's start; 0 takes all."
+)
+_PEERS = absl_flags.DEFINE_boolean(
+    "peers", False, "Decode the same prompts with transformers too; needs the extra `peers`."
+)
+_REPEATS = absl_flags.DEFINE_integer("repeats", 9, "Interleaved turns of the step timings.")
+_ROWS = absl_flags.DEFINE_list(
+    "rows", ["1", "2", "4", "8", "16"], "Tokens a row and forward pass in the step timings."
+)
+_BATCHES = absl_flags.DEFINE_list("batches", ["1"], "Rows decoded together in the step timings.")
+
+_CONTEXT = 200  # committed tokens of each row in the step timings
+_CAPACITY = 384
+_STEPS = 8
+
+
+@dataclasses.dataclass(frozen=True)
+class PromptResult:
+    """One prompt decoded every way.
+
+    Attributes:
+        workload: the prompt.
+        plain: with gamma = 0.
+        speculative: with the drafter.
+        predicted: seconds that the speculative run's rounds should take by the step times measured
+            around it.
+        plain_step: seconds of a one-token forward pass, measured around the runs.
+        peer_plain: transformers' greedy run, if asked for.
+        peer_lookup: transformers' prompt lookup, if asked for.
+    """
+
+    workload: workloads.Workload
+    plain: Completion
+    speculative: Completion
+    predicted: float
+    plain_step: float
+    peer_plain: PeerRun | None
+    peer_lookup: PeerRun | None
+
+    @property
+    def identical(self) -> bool:
+        """Plain and speculative tokens are the same."""
+        return self.plain.token_ids == self.speculative.token_ids
+
+
+def _run() -> int:
+    path = _WORKLOADS.value
+    if path is None:
+        raise InputError("workloads", path, "is not given", "give a JSON-lines file of prompts")
+    rows, batches = _integers("rows", _ROWS.value), _integers("batches", _BATCHES.value)
+    prompts = workloads.read(path, _PER_CATEGORY.value)
+    sampling = flags.sampling_params()
+    speculation = flags.speculation(rounds_per_chunk=64)
+    require(
+        speculation.gamma > 0,
+        "drafter",
+        flags.DRAFTER.value,
+        "leaves nothing to compare plain decoding with",
+        "choose a drafter and gamma >= 1",
+    )
+    drafters.check_flags()
+    status = Status()
+    with runs.create("bench", ours(EXPERIMENT), flags.OUTPUT.value) as run:
+        status.busy(f"Loading {flags.MODEL.value} ...")
+        target = jspec.load(flags.MODEL.value, flags.DTYPE.value)
+        drafter = drafters.load(target)
+        assert drafter is not None  # gamma > 0
+        peer = TransformersPeer(target, os.cpu_count() or 1) if _PEERS.value else None
+        plain = jspec.Decoder(target, None, dataclasses.replace(speculation, gamma=0), batch_size=1)
+        speculative = jspec.Decoder(target, drafter, speculation, batch_size=1)
+
+        steps = measure_steps(target, rows, batches, speculation, _REPEATS.value, status)
+        results = []
+        for index, workload in enumerate(prompts):
+            status.busy(f"Prompt {index + 1} of {len(prompts)} ({workload.category}) ...")
+            turns = [{"role": "user", "content": workload.prompt}]
+            params = flags.of_prompt(sampling, index)
+            request = Request(jspec.to_token_ids(target, turns), params)
+            result = decode_every_way(workload, request, plain, speculative, peer)
+            results.append(result)
+            run.append("metrics.jsonl", bench_report.line(result))
+        summary = bench_report.summarise(results, steps, peer.versions if peer else None)
+        bench_report.plot(summary, run.folder / "bench.png")
+        run.write_text("report.html", bench_report.html(summary, run.folder / "bench.png"))
+        run.write_json("summary.json", summary)
+        status.clear()
+        print(bench_report.text(summary))
+        print(f"\nResults in {run.folder}")
+    return 0
+
+
+def _integers(name: str, items: Sequence[str]) -> list[int]:
+    try:
+        values = [int(item) for item in items]
+    except ValueError:
+        raise InputError(
+            name, ",".join(items), "is not a list of integers", "separate integers by commas"
+        ) from None
+    require(
+        bool(values) and min(values) >= 1, name, ",".join(items), "is below 1", "give counts >= 1"
+    )
+    return values
+
+
+def measure_steps(
+    target: jspec.Model,
+    rows: Sequence[int],
+    batches: Sequence[int],
+    speculation: jspec.SpeculationConfig,
+    repeats: int,
+    status: Status,
+) -> dict[str, Any]:
+    """Measure T(B, rows), bandwidth, and a round's share that is not the forward pass.
+
+    The share is that of rounds whose drafter costs nothing and whose every row drafts.
+
+    Args:
+        target: the model.
+        rows: tokens a row and forward pass.
+        batches: rows decoded together.
+        speculation: its gamma is the width of the speculative round.
+        repeats: interleaved turns.
+        status: where progress is shown.
+    """
+    gamma = speculation.gamma
+    timers: dict[str, Callable[[], float]] = {"read": timing.read_timer(target.params)}
+    for batch in batches:
+        for nodes in sorted({*rows, 1, gamma + 1}):
+            timers[f"step {batch} {nodes}"] = timing.step_timer(
+                target, batch, nodes, _CAPACITY, _CONTEXT, _STEPS
+            )
+    request = Request(
+        tuple(range(_CONTEXT)),
+        jspec.SamplingParams(max_new_tokens=_CAPACITY - _CONTEXT, ignore_eos=True),
+    )
+    plain = jspec.Decoder(target, None, dataclasses.replace(speculation, gamma=0))
+    constant = jspec.BoundDrafter("constant", timing.ConstantDrafter())
+    wide = jspec.Decoder(target, constant, speculation)
+    timers["round plain"] = timing.round_timer(plain, request, 1, _STEPS)
+    timers["round wide"] = timing.round_timer(wide, request, 1, _STEPS)
+    status.busy(f"Timing {len(timers)} programs, {repeats} turns ...")
+    samples = timing.interleave(timers, repeats)
+    first = batches[0]
+    weight_bytes = timing.weight_bytes(target.params)
+    return {
+        "gamma": gamma,
+        "capacity": _CAPACITY,
+        "context": _CONTEXT,
+        "weight_bytes": weight_bytes,
+        "read_bandwidth": weight_bytes / statistics.median(samples["read"]),
+        "bandwidth_share": timing.ratio(samples, "read", f"step {first} 1"),
+        "step_seconds": {
+            name.removeprefix("step "): statistics.median(values)
+            for name, values in samples.items()
+            if name.startswith("step ")
+        },
+        "step_ratios": {
+            name.removeprefix("step "): timing.ratio(samples, name, f"step {name.split()[1]} 1")
+            for name in samples
+            if name.startswith("step ")
+        },
+        "overhead_plain": 1 - timing.ratio(samples, "step 1 1", "round plain"),
+        "overhead_wide": 1 - timing.ratio(samples, f"step 1 {gamma + 1}", "round wide"),
+    }
+
+
+def decode_every_way(
+    workload: workloads.Workload,
+    request: Request,
+    plain: jspec.Decoder,
+    speculative: jspec.Decoder,
+    peer: TransformersPeer | None,
+) -> PromptResult:
+    """Decode one prompt plainly, speculatively and by the peer, with step times around it."""
+    target = plain.target
+    state = plain.new_state([request])
+    capacity, context = int(state.tokens.shape[1]), len(request.token_ids)
+    del state
+    gamma = speculative.speculation.gamma
+    timers = {
+        nodes: timing.step_timer(target, 1, nodes, capacity, context, _STEPS)
+        for nodes in (1, gamma + 1)
+    }
+    drafting = _drafting_timers(speculative, capacity, context)
+    for warm in (*timers.values(), *(timer for timer, _ in drafting)):
+        warm()
+    short = dataclasses.replace(
+        request, sampling=dataclasses.replace(request.sampling, max_new_tokens=2)
+    )
+    short_state = plain.new_state([short])
+    same_bucket = int(short_state.tokens.shape[1]) == capacity
+    del short_state
+    for decoder in (plain, speculative):
+        decoder.generate([short if same_bucket else request])
+
+    before = {nodes: timer() for nodes, timer in timers.items()}
+    plain_run = plain.generate([request])[0]
+    speculative_run = speculative.generate([request])[0]
+    budget = request.sampling.max_new_tokens
+    peer_plain = peer.generate(request.token_ids, budget) if peer else None
+    peer_lookup = peer.generate(request.token_ids, budget, gamma) if peer else None
+    after = {nodes: timer() for nodes, timer in timers.items()}
+    step = {nodes: (before[nodes] + after[nodes]) / 2 for nodes in timers}
+    draft = sum(timer() * times for timer, times in drafting)
+
+    counts = speculative_run.counts
+    drafted = counts.rounds - counts.rounds_without_draft
+    predicted = counts.rounds_without_draft * step[1] + drafted * step[gamma + 1]
+    predicted += counts.rounds * draft
+    return PromptResult(
+        workload, plain_run, speculative_run, predicted, step[1], peer_plain, peer_lookup
+    )
+
+
+def _drafting_timers(
+    decoder: jspec.Decoder, capacity: int, context: int
+) -> list[tuple[Callable[[], float], int]]:
+    """Return timers of the drafter's forward passes, with how often each runs in a round."""
+    drafter = decoder.drafter
+    if drafter is None or not isinstance(drafter.drafter, DraftModelDrafter):
+        return []  # a lookup costs next to nothing
+    model = jspec.Model(drafter.name, drafter.drafter.model.config, drafter.params, None, ())
+    return [
+        (timing.step_timer(model, 1, 2, capacity, context, _STEPS), 1),
+        (timing.step_timer(model, 1, 1, capacity, context, _STEPS), decoder.speculation.gamma - 1),
+    ]
+
+
+EXPERIMENT = Experiment(
+    name="bench",
+    summary="plain against speculative decoding, step times and peers, as ratios in one run",
+    run=_run,
+    defaults={"max_new_tokens": 64},
+    refused={
+        "batch_size": "is 1 here: prompts are decoded one by one",
+        "profile": "would slow what is measured",
+    },
+)

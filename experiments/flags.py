@@ -1,0 +1,156 @@
+"""Flags that the experiments share, and the settings that they stand for."""
+
+from __future__ import annotations
+
+import dataclasses
+import secrets
+from typing import cast
+
+from absl import flags
+
+from jspec import hub
+from jspec.config import SamplingParams, SpeculationConfig, Verification
+from jspec.errors import InputError, require
+
+EXPERIMENT = flags.DEFINE_string("experiment", None, "What to run, one of the list above.")
+
+MODEL = flags.DEFINE_string(
+    "model",
+    hub.DEFAULT_MODEL,
+    "Target: a directory (Hugging Face or written by jspec), a GGUF file, a Hugging Face id "
+    "organisation/name, or smollm2.",
+)
+DTYPE = flags.DEFINE_enum(
+    "dtype", "float32", ["float32", "bfloat16", "float16"], "Of weights and cache."
+)
+
+DRAFTER = flags.DEFINE_enum(
+    "drafter",
+    "ngram",
+    ["none", "ngram", "draft-model", "early-exit"],
+    "What proposes tokens: nothing; the text's own earlier words (prompt lookup); a smaller model; "
+    "or the target's first layers.",
+)
+DRAFT_MODEL = flags.DEFINE_string(
+    "draft_model", None, "Model that drafts, named as for --model; for --drafter=draft-model."
+)
+EXIT_LAYERS = flags.DEFINE_integer(
+    "exit_layers", None, "Layers of the target that draft; for --drafter=early-exit."
+)
+NGRAM_MAX = flags.DEFINE_integer(
+    "ngram_max", 3, "Longest run of last tokens looked up; for --drafter=ngram."
+)
+NGRAM_MIN = flags.DEFINE_integer(
+    "ngram_min", 2, "Shortest run of last tokens that counts as a match; for --drafter=ngram."
+)
+GAMMA = flags.DEFINE_integer("gamma", SpeculationConfig.gamma, "Draft tokens a round, 0 to 127.")
+VERIFICATION = flags.DEFINE_enum(
+    "verification",
+    SpeculationConfig.verification,
+    ["token", "block"],
+    "Rule by which drafts are accepted; the output's law is the target's under both.",
+)
+
+TEMPERATURE = flags.DEFINE_float(
+    "temperature", SamplingParams.temperature, "0 decodes greedily, higher samples more freely."
+)
+TOP_K = flags.DEFINE_integer(
+    "top_k", SamplingParams.top_k, "Sample from the k most probable tokens; 0 keeps all."
+)
+TOP_P = flags.DEFINE_float(
+    "top_p", SamplingParams.top_p, "Sample from the fewest tokens whose probability reaches this."
+)
+MIN_P = flags.DEFINE_float(
+    "min_p", SamplingParams.min_p, "Sample from tokens with this share of the best one's chance."
+)
+SEED = flags.DEFINE_integer(
+    "seed", None, "Of the samples; prompt i takes seed + i. Drawn and recorded when not given."
+)
+MAX_NEW_TOKENS = flags.DEFINE_integer(
+    "max_new_tokens", SamplingParams.max_new_tokens, "Most tokens to generate for a prompt."
+)
+STOP_TOKEN_IDS = flags.DEFINE_list(
+    "stop_token_ids", [], "Token ids that end the text as well, separated by commas."
+)
+IGNORE_EOS = flags.DEFINE_boolean(
+    "ignore_eos", SamplingParams.ignore_eos, "Go on where the model would end the text."
+)
+
+BATCH_SIZE = flags.DEFINE_integer("batch_size", 8, "Most prompts decoded together.")
+ROUNDS_PER_CHUNK = flags.DEFINE_integer(
+    "rounds_per_chunk",
+    None,
+    "Rounds on the device between two looks of the host; 2 where text is streamed, else "
+    f"{SpeculationConfig.rounds_per_chunk}. It never changes the tokens.",
+)
+OUTPUT = flags.DEFINE_string("output", "results", "Where the run's own folder is made.")
+PROFILE = flags.DEFINE_boolean(
+    "profile", False, "Write a jax.profiler trace into the run's folder, for XProf or Perfetto."
+)
+COMPILATION_CACHE = flags.DEFINE_string(
+    "compilation_cache",
+    "~/.cache/jspec/xla",
+    "Where compiled programs are kept, so that the next run starts at once; empty keeps none.",
+)
+HELP = flags.DEFINE_boolean("help", False, "Show this help.", short_name="h")
+HELP_FULL = flags.DEFINE_boolean("helpfull", False, "Show all flags, absl's own too.")
+
+
+def sampling_params() -> SamplingParams:
+    """Return what the flags say about sampling, with a seed drawn where none is given.
+
+    Raises:
+        InputError: a flag is out of its range.
+    """
+    try:
+        stop_token_ids = tuple(int(item) for item in STOP_TOKEN_IDS.value)
+    except ValueError:
+        raise InputError(
+            "stop_token_ids",
+            ",".join(STOP_TOKEN_IDS.value),
+            "is not a list of integers",
+            "give token ids separated by commas",
+        ) from None
+    return SamplingParams(
+        temperature=TEMPERATURE.value,
+        top_k=TOP_K.value,
+        top_p=TOP_P.value,
+        min_p=MIN_P.value,
+        seed=secrets.randbits(64) if SEED.value is None else SEED.value,
+        max_new_tokens=MAX_NEW_TOKENS.value,
+        stop_token_ids=stop_token_ids,
+        ignore_eos=IGNORE_EOS.value,
+    )
+
+
+def of_prompt(sampling: SamplingParams, index: int) -> SamplingParams:
+    """Return the parameters of prompt `index`: the same, with a seed of its own."""
+    return dataclasses.replace(sampling, seed=((sampling.seed or 0) + index) % 2**64)
+
+
+def speculation(rounds_per_chunk: int) -> SpeculationConfig:
+    """Return what the flags say about speculation.
+
+    Args:
+        rounds_per_chunk: where the flag does not say.
+
+    Raises:
+        InputError: a flag is out of its range.
+    """
+    if ROUNDS_PER_CHUNK.value is not None:
+        rounds_per_chunk = ROUNDS_PER_CHUNK.value
+    gamma = GAMMA.value
+    if DRAFTER.value == "none":
+        require(
+            not GAMMA.present or gamma == 0,
+            "gamma",
+            gamma,
+            "asks for drafts but --drafter=none makes none",
+            "leave it out, or choose a drafter",
+        )
+        gamma = 0
+    return SpeculationConfig(
+        gamma=gamma,
+        verification=cast("Verification", VERIFICATION.value),
+        rounds_per_chunk=rounds_per_chunk,
+    )
