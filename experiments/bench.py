@@ -11,7 +11,7 @@ from typing import Any
 from absl import flags as absl_flags
 
 import jspec
-from experiments import bench_report, drafters, flags, runs, timing, workloads
+from experiments import bench_report, drafters, flags, models, runs, timing, workloads
 from experiments.experiment import Experiment
 from experiments.help import ours
 from experiments.peers import PeerRun, TransformersPeer
@@ -88,7 +88,7 @@ def _run() -> int:
     status = Status()
     with runs.create("bench", ours(EXPERIMENT), flags.OUTPUT.value) as run:
         status.busy(f"Loading {flags.MODEL.value} ...")
-        target = jspec.load(flags.MODEL.value, flags.DTYPE.value)
+        target = models.load_target()
         drafter = drafters.load(target)
         assert drafter is not None  # gamma > 0
         peer = TransformersPeer(target, os.cpu_count() or 1) if _PEERS.value else None

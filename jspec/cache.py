@@ -58,7 +58,15 @@ def init(config: ModelConfig, batch: int, capacity: int, dtype: DTypeLike) -> KV
 def write(
     cache: KVCache, layer: int, keys: jax.Array, values: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """Return one layer's buffers with the [B, T, G, H] entries written past each row's length."""
+    """Return one layer's buffers with the [B, T, G, H] entries written past each row's length.
+
+    An entry that is not finite is stored as a NaN key and a zero value. Whoever attends to it gets
+    NaN from the score, and nobody else does: a NaN value would reach every node of the pass, since
+    a weight of 0 does not silence it.
+    """
+    finite = jnp.all(jnp.isfinite(keys) & jnp.isfinite(values), axis=-1, keepdims=True)
+    keys = jnp.where(finite, keys, jnp.full_like(keys, jnp.nan))
+    values = jnp.where(finite, values, jnp.zeros_like(values))
     return (
         cache_write(cache.keys[layer], keys, cache.length),
         cache_write(cache.values[layer], values, cache.length),

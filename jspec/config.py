@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from typing import Literal
 
 from jspec.errors import InputError, require
 
 Verification = Literal["token", "block"]
+
+# Beyond about 8e37 the reciprocal of a float32 is flushed to 0, and -inf logits would turn to NaN.
+_MAX_TEMPERATURE = 1e37
 
 
 @dataclasses.dataclass(frozen=True)
@@ -152,10 +154,10 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         require(
-            math.isfinite(self.temperature) and self.temperature >= 0,
+            0 <= self.temperature <= _MAX_TEMPERATURE,
             "temperature",
             self.temperature,
-            "is not a finite number >= 0",
+            f"is not a number in [0, {_MAX_TEMPERATURE:g}]",
             "give 0 for greedy or a positive temperature",
         )
         require(self.top_k >= 0, "top_k", self.top_k, "is negative", "give 0 to keep all tokens")

@@ -241,18 +241,18 @@ def _commit(
     drafts = jnp.concatenate([proposal.tokens, verdict.final[:, None]], axis=1)
     tokens = jnp.where(position == accepted, verdict.final[:, None], drafts)
 
-    # A stop ends the row at the stop's own token; the budget ends it otherwise.
-    verified = verdict.accepted + 1
+    # A stop ends the row at the stop's own token; the budget ends it otherwise. Unusable logits
+    # end it only where plain decoding would have come to them.
+    verified = verdict.accepted + verdict.finite.astype(jnp.int32)
     is_stop = jnp.any(tokens[:, :, None] == state.stop_ids[:, None, :], axis=-1)
-    is_stop &= position <= accepted
+    is_stop &= position < verified[:, None]
     to_stop = jnp.min(jnp.where(is_stop, position, gamma + 1), axis=1) + 1
     room = state.end - state.length
-    stopped = (to_stop <= verified) & (to_stop <= room)
     count = jnp.minimum(jnp.minimum(verified, to_stop), room)
-    ran = state.active & verdict.finite
-    failed = state.active & ~verdict.finite
-    count = jnp.where(ran, count, 0)
-    full = ran & ~stopped & (count == room)
+    count = jnp.where(state.active, count, 0)
+    stopped = to_stop <= count
+    full = state.active & ~stopped & (count == room)
+    failed = state.active & ~stopped & ~full & ~verdict.finite
 
     length = state.length + count
     row = jnp.broadcast_to(jnp.arange(batch, dtype=jnp.int32)[:, None], tokens.shape)
@@ -260,15 +260,15 @@ def _commit(
     slot = jnp.where(position < count[:, None], slot, state.tokens.shape[1])  # dropped
     buffer = state.tokens.at[row, slot].set(tokens, mode="drop")
 
-    finish = jnp.where(ran & stopped, int(Finish.STOP), state.finish)
+    finish = jnp.where(stopped, int(Finish.STOP), state.finish)
     finish = jnp.where(full, int(Finish.LENGTH), finish)
     finish = jnp.where(failed, int(Finish.ERROR), finish)
     proposed = jnp.sum(proposal.valid, axis=1, dtype=jnp.int32)
-    proposed = jnp.where(count < verified, jnp.minimum(proposed, count), proposed)
+    cut = failed | (count < verified)
     counted = counters.record(
         state.counters,
-        ran=ran,
-        proposed=proposed,
+        ran=count > 0,
+        proposed=jnp.where(cut, jnp.minimum(proposed, count), proposed),
         accepted=jnp.minimum(verdict.accepted, count),
         overlap=verdict.overlap,
         emitted=count,

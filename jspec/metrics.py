@@ -112,9 +112,8 @@ def mean_overlap(counts: Counts) -> float | None:
 
 def expected_tokens(alpha: float, gamma: int) -> float:
     """Return E[tokens a round] for i.i.d. acceptance alpha (Leviathan et al. 2023, eq. 1)."""
-    if alpha == 1:
-        return gamma + 1.0
-    return float((1 - alpha ** (gamma + 1)) / (1 - alpha))
+    # The sum rather than its closed form, which cancels near alpha = 1.
+    return float(sum(alpha**accepted for accepted in range(gamma + 1)))
 
 
 def walltime_improvement(alpha: float, gamma: int, cost: float) -> float:

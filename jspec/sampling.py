@@ -54,7 +54,8 @@ def is_greedy(sampling: RowSampling) -> jax.Array:
 
 def _bits(x: jax.Array) -> jax.Array:
     """Map float32 to uint32 so that the order of the numbers is the order of the bits."""
-    raw = jax.lax.bitcast_convert_type(x, jnp.uint32)
+    # The two zeros are one number.
+    raw = jnp.where(x == 0, jnp.uint32(0), jax.lax.bitcast_convert_type(x, jnp.uint32))
     top = jnp.uint32(1 << 31)
     return jnp.where(raw >= top, ~raw, raw | top)
 
@@ -97,9 +98,18 @@ def _truncate(scores: jax.Array, sampling: RowSampling) -> jax.Array:
         return jnp.sum(jnp.where(order >= threshold[..., None], weight, 0.0), axis=-1) >= mass
 
     inside = order >= _largest_threshold(covers, shape)[..., None]
-    # A row that asks for everything must not lose its tail to the rounding of the sum.
-    inside |= (sampling.top_p >= 1)[:, None, None]
+    # A row that asks for everything must not lose its tail to the rounding of the sum, nor one
+    # whose top_p is too small for a float32 product lose its best token.
+    inside |= (sampling.top_p >= 1)[:, None, None] | (scores == 0)
     return jnp.where(kept & inside, scores, -jnp.inf)
+
+
+def usable(logits: jax.Array) -> jax.Array:
+    """Return whether logits [..., V] define a distribution: no NaN, no +inf, not all -inf.
+
+    Compared one by one: XLA's maximum on CPU loses a NaN once the vocabulary is large.
+    """
+    return jnp.all(logits < jnp.inf, axis=-1) & jnp.any(logits > -jnp.inf, axis=-1)
 
 
 def log_probs(logits: jax.Array, sampling: RowSampling) -> jax.Array:

@@ -43,6 +43,11 @@ def _leading(flags: jax.Array) -> jax.Array:
     return jnp.sum(jnp.cumprod(flags.astype(jnp.int32), axis=-1), axis=-1, dtype=jnp.int32)
 
 
+def _keep(proposal: Proposal, flags: jax.Array) -> Proposal:
+    """Return the proposal with only those drafts valid whose flag ([B, K]) is set."""
+    return dataclasses.replace(proposal, valid=proposal.valid & flags)
+
+
 def _at(array: jax.Array, index: jax.Array) -> jax.Array:
     """Return array[b, index[b]] for [B, K, ...] and [B]."""
     shape = (-1,) + (1,) * (array.ndim - 1)
@@ -180,6 +185,11 @@ def verify_chain(
     greedy = sampling.is_greedy(rows)
     node = jnp.broadcast_to(jnp.arange(1, nodes, dtype=jnp.int32), (batch, nodes - 1))
 
+    # Nothing can be decided about a draft where p or q is no distribution. Whether it is depends on
+    # the draft's predecessors alone, so ending the chain there keeps the law.
+    usable = sampling.usable(logits)
+    proposal = _keep(proposal, usable[:, :-1])
+
     def stochastic() -> tuple[jax.Array, jax.Array, jax.Array]:
         log_p = sampling.log_probs(logits, rows)
         if nodes == 1:
@@ -187,17 +197,20 @@ def verify_chain(
             last, overlap = log_p[:, 0], jnp.zeros((batch, 0), jnp.float32)
         else:
             coins = randomness.uniforms(randomness.node_keys(keys, node, Purpose.ACCEPT))
+            drafts = proposal
+            if isinstance(drafts.law, Dense):
+                drafts = _keep(drafts, sampling.usable(drafts.law.log_q))
             decide = _token_rule if rule == "token" else _block_rule
-            accepted, scale, cut = decide(log_p, proposal, coins)
-            last = _residual(log_p, proposal, accepted, scale, cut)
-            overlap = _overlap(log_p, proposal.tokens, proposal.law)
+            accepted, scale, cut = decide(log_p, drafts, coins)
+            last = _residual(log_p, drafts, accepted, scale, cut)
+            overlap = _overlap(log_p, drafts.tokens, drafts.law)
+            overlap = jnp.where(drafts.valid, overlap, 0.0)
         final_keys = randomness.node_keys(keys, accepted[:, None], Purpose.FINAL)[:, 0]
         return accepted, sampling.draw(last, final_keys), overlap
 
     accepted, final, overlap = jax.lax.cond(
         jnp.all(greedy), lambda: _greedy(logits, proposal), stochastic
     )
-    usable = jnp.isfinite(jnp.max(logits, axis=-1))
     examined = jnp.arange(nodes, dtype=jnp.int32)[None, :] <= accepted[:, None]
     finite = jnp.all(usable | ~examined, axis=-1)
     return Verdict(accepted=accepted, final=final, overlap=overlap, finite=finite)
