@@ -52,56 +52,74 @@ def is_greedy(sampling: RowSampling) -> jax.Array:
     return sampling.temperature == 0
 
 
-def _bits(x: jax.Array) -> jax.Array:
-    """Map float32 to uint32 so that the order of the numbers is the order of the bits."""
-    # The two zeros are one number.
-    raw = jnp.where(x == 0, jnp.uint32(0), jax.lax.bitcast_convert_type(x, jnp.uint32))
+def _from_order(order: jax.Array) -> jax.Array:
+    """Map uint32 to the float32 of that place in the order of all floats."""
     top = jnp.uint32(1 << 31)
-    return jnp.where(raw >= top, ~raw, raw | top)
+    return jax.lax.bitcast_convert_type(jnp.where(order >= top, order ^ top, ~order), jnp.float32)
 
 
 def _largest_threshold(
     holds: Callable[[jax.Array], jax.Array], shape: tuple[int, ...]
 ) -> jax.Array:
-    """Return the largest uint32 threshold for which `holds`, bit by bit from the top.
+    """Return the largest float32 threshold of at most 0 for which `holds`, bit by bit.
 
     Args:
-        holds: from thresholds to bools of the same shape; true at 0, never true again once false.
+        holds: from thresholds to bools of the same shape; true at -inf, never true again once
+            false as thresholds rise.
         shape: of the thresholds.
     """
+    lowest = jnp.uint32(0x007FFFFF)  # the place of -inf; what lies below are NaNs
 
     def step(index: jax.Array, found: jax.Array) -> jax.Array:
         bit = jnp.left_shift(jnp.uint32(1), jnp.uint32(31) - index.astype(jnp.uint32))
         candidate = found | bit
-        return jnp.where(holds(candidate), candidate, found)
+        known = (candidate <= lowest) | holds(_from_order(candidate))
+        return jnp.where(known & (candidate <= jnp.uint32(1 << 31)), candidate, found)
 
-    return jax.lax.fori_loop(0, 32, step, jnp.zeros(shape, jnp.uint32))
+    order = jax.lax.fori_loop(0, 32, step, jnp.zeros(shape, jnp.uint32))
+    return _from_order(jnp.maximum(order, lowest))
 
 
-def _truncate(scores: jax.Array, sampling: RowSampling) -> jax.Array:
-    """Apply top-k, then top-p, to scores [B, K, V] whose maximum is 0; -inf outside."""
-    order = _bits(scores)
-    shape = scores.shape[:2]
-
+def _top_k(scores: jax.Array, sampling: RowSampling) -> jax.Array:
+    """Keep the k best of scores [B, K, V] whose maximum is 0; -inf outside."""
     vocab = scores.shape[-1]
-    kept_count = jnp.where(sampling.top_k == 0, vocab, jnp.minimum(sampling.top_k, vocab))
-    wanted = jnp.broadcast_to(kept_count[:, None], shape)
+    count = jnp.where(sampling.top_k == 0, vocab, jnp.minimum(sampling.top_k, vocab))
+    wanted = jnp.broadcast_to(count[:, None], scores.shape[:2])
 
     def enough(threshold: jax.Array) -> jax.Array:
-        return jnp.sum(order >= threshold[..., None], axis=-1, dtype=jnp.int32) >= wanted
+        return jnp.sum(scores >= threshold[..., None], axis=-1, dtype=jnp.int32) >= wanted
 
-    kept = order >= _largest_threshold(enough, shape)[..., None]
-    weight = jnp.where(kept, jnp.exp(scores), 0.0)
+    kept = scores >= _largest_threshold(enough, scores.shape[:2])[..., None]
+    return jnp.where(kept, scores, -jnp.inf)
+
+
+def _top_p(scores: jax.Array, sampling: RowSampling) -> jax.Array:
+    """Keep the smallest set of best scores whose mass reaches top_p, as `_top_k`."""
+    weight = jnp.exp(scores)
     mass = sampling.top_p[:, None] * jnp.sum(weight, axis=-1)
 
     def covers(threshold: jax.Array) -> jax.Array:
-        return jnp.sum(jnp.where(order >= threshold[..., None], weight, 0.0), axis=-1) >= mass
+        return jnp.sum(jnp.where(scores >= threshold[..., None], weight, 0.0), axis=-1) >= mass
 
-    inside = order >= _largest_threshold(covers, shape)[..., None]
+    inside = scores >= _largest_threshold(covers, scores.shape[:2])[..., None]
     # A row that asks for everything must not lose its tail to the rounding of the sum, nor one
     # whose top_p is too small for a float32 product lose its best token.
     inside |= (sampling.top_p >= 1)[:, None, None] | (scores == 0)
-    return jnp.where(kept & inside, scores, -jnp.inf)
+    return jnp.where(inside, scores, -jnp.inf)
+
+
+def _point_mass(scores: jax.Array, logits: jax.Array, greedy: jax.Array) -> jax.Array:
+    """Put all mass of the greedy rows on their argmax."""
+    best = jnp.argmax(logits, axis=-1).astype(jnp.int32)
+    is_best = jnp.arange(logits.shape[-1], dtype=jnp.int32)[None, None, :] == best[..., None]
+    return jnp.where(greedy, jnp.where(is_best, jnp.float32(0), -jnp.inf), scores)
+
+
+def _apply_if(
+    wanted: jax.Array, transform: Callable[[jax.Array], jax.Array], scores: jax.Array
+) -> jax.Array:
+    """Transform the scores only where some row asks for it: the searches are not free."""
+    return jax.lax.cond(wanted, transform, lambda s: s, scores)
 
 
 def usable(logits: jax.Array) -> jax.Array:
@@ -124,18 +142,17 @@ def log_probs(logits: jax.Array, sampling: RowSampling) -> jax.Array:
     Returns:
         [B, K, V] float32, normalised; -inf outside the support.
     """
-    vocab = logits.shape[-1]
     greedy = is_greedy(sampling)[:, None, None]
     # The maximum is subtracted before dividing, so a tiny temperature cannot overflow.
     temperature = jnp.where(greedy, jnp.float32(1), sampling.temperature[:, None, None])
     scores = (logits - jnp.max(logits, axis=-1, keepdims=True)) / temperature
-    truncates = jnp.any((sampling.top_k > 0) | (sampling.top_p < 1))
-    scores = jax.lax.cond(truncates, lambda s: _truncate(s, sampling), lambda s: s, scores)
+
+    scores = _apply_if(jnp.any(sampling.top_k > 0), lambda s: _top_k(s, sampling), scores)
+    scores = _apply_if(jnp.any(sampling.top_p < 1), lambda s: _top_p(s, sampling), scores)
     scores = jnp.where(scores >= jnp.log(sampling.min_p)[:, None, None], scores, -jnp.inf)
-    scores = scores - jax.nn.logsumexp(scores, axis=-1, keepdims=True)
-    best = jnp.argmax(logits, axis=-1).astype(jnp.int32)
-    is_best = jnp.arange(vocab, dtype=jnp.int32)[None, None, :] == best[..., None]
-    return jnp.where(greedy, jnp.where(is_best, jnp.float32(0), -jnp.inf), scores)
+    # The best score is 0, so the sum cannot overflow.
+    scores = scores - jnp.log(jnp.sum(jnp.exp(scores), axis=-1, keepdims=True))
+    return _apply_if(jnp.any(greedy), lambda s: _point_mass(s, logits, greedy), scores)
 
 
 def draw(log_p: jax.Array, keys: jax.Array) -> jax.Array:

@@ -27,7 +27,7 @@ CONFIG = ModelConfig(
     num_heads=4,
     num_kv_heads=2,
     head_dim=8,
-    max_context=256,
+    max_context=64,
 )
 
 
@@ -48,7 +48,7 @@ def params(config: ModelConfig = CONFIG, seed: int = 8, spread: float = 0.0) -> 
 
 
 @functools.cache
-def model(max_context: int = 256, eos: tuple[int, ...] = ()) -> Model:
+def model(max_context: int = CONFIG.max_context, eos: tuple[int, ...] = ()) -> Model:
     """Return the target that most tests decode with."""
     config = dataclasses.replace(CONFIG, max_context=max_context)
     return Model("tiny", config, params(), None, eos)

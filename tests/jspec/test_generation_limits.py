@@ -19,7 +19,7 @@ from jspec.generation import Decoder, Request
 from jspec.model import Model
 from tests import tiny
 
-CONTEXT = 48
+CONTEXT = tiny.CONFIG.max_context
 GAMMA = 3
 
 
@@ -31,7 +31,7 @@ def quickly() -> Iterator[None]:
 
 @functools.cache
 def target() -> Model:
-    return tiny.model(max_context=CONTEXT)
+    return tiny.model()
 
 
 def drafter(name: str) -> BoundDrafter | None:
@@ -53,7 +53,7 @@ def test_generation_to_the_end_of_the_context(name: str) -> None:
     found = decoder(name).generate([Request(p, params) for p in (long, long[:40], long[:1])])
     # A token at the last position of the context is the last that can be run, and one follows a
     # token that was run: prompt and output fill the context exactly.
-    assert [len(c.token_ids) for c in found] == [1, 8, CONTEXT - 1]
+    assert [len(c.token_ids) for c in found] == [1, CONTEXT - 40, CONTEXT - 1]
     assert {c.finish_reason for c in found} == {"length"}
     reference = tiny.to_numpy(target().config, target().params)
     for prompt, completion in zip((long, long[:40], long[:1]), found, strict=True):
@@ -114,8 +114,8 @@ def test_a_prompt_with_unusable_logits_emits_nothing() -> None:
     ("request_", "field", "words"),
     [
         (Request(()), "requests[1].token_ids", ["empty", "at least one"]),
-        (Request((1,) * 48), "requests[1].token_ids", ["48 tokens", "context holds 48", "shorten"]),
-        (Request((1,) * 60), "requests[1].token_ids", ["60 tokens", "48"]),
+        (Request((1,) * 64), "requests[1].token_ids", ["64 tokens", "context holds 64", "shorten"]),
+        (Request((1,) * 70), "requests[1].token_ids", ["70 tokens", "64"]),
         (Request((1, 61)), "requests[1].token_ids", ["=61", "61 tokens", "tokenizer"]),
         (Request((1, -1)), "requests[1].token_ids", ["=-1", "outside"]),
         (
