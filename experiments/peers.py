@@ -20,10 +20,12 @@ class PeerRun:
     Attributes:
         token_ids: generated tokens.
         seconds: wall time of the whole call, prefill included.
+        prefill: wall time of a call for one token.
     """
 
     token_ids: tuple[int, ...]
     seconds: float
+    prefill: float
 
 
 class TransformersPeer:
@@ -93,10 +95,17 @@ class TransformersPeer:
             max_new_tokens: budget.
             lookup_tokens: drafts a round by prompt lookup; 0 decodes plainly.
         """
+        options: dict[str, Any] = {}
+        if lookup_tokens:
+            options["prompt_lookup_num_tokens"] = lookup_tokens
+        _, prefill = self._call(token_ids, 1, {})
+        tokens, seconds = self._call(token_ids, max_new_tokens, options)
+        return PeerRun(tokens, seconds, prefill)
+
+    def _call(
+        self, token_ids: Sequence[int], max_new_tokens: int, options: dict[str, Any]
+    ) -> tuple[tuple[int, ...], float]:
         torch = self._torch
-        options: dict[str, Any] = (
-            {"prompt_lookup_num_tokens": lookup_tokens} if lookup_tokens else {}
-        )
         ids = torch.tensor([list(token_ids)])
         start = time.perf_counter()
         with torch.inference_mode():
@@ -108,7 +117,7 @@ class TransformersPeer:
                 **options,
             )
         seconds = time.perf_counter() - start
-        return PeerRun(tuple(out[0, len(token_ids) :].tolist()), seconds)
+        return tuple(out[0, len(token_ids) :].tolist()), seconds
 
 
 def _weights(model: Model) -> dict[str, np.ndarray]:
@@ -130,7 +139,7 @@ def _weights(model: Model) -> dict[str, np.ndarray]:
             name + "self_attn.q_proj.weight": qkv[:, :per].reshape(-1, width),
             name + "self_attn.k_proj.weight": qkv[:, per].reshape(-1, width),
             name + "self_attn.v_proj.weight": qkv[:, per + 1].reshape(-1, width),
-            name + "self_attn.o_proj.weight": np.asarray(layer.attention_out).reshape(width, -1),
+            name + "self_attn.o_proj.weight": np.asarray(layer.attention_out),
             name + "post_attention_layernorm.weight": np.asarray(layer.mlp_norm),
             name + "mlp.gate_proj.weight": gate,
             name + "mlp.up_proj.weight": up,

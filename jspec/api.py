@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
+import numpy as np
+
 from jspec.config import SamplingParams, SpeculationConfig
 from jspec.drafting import BoundDrafter
 from jspec.errors import InputError
@@ -26,13 +28,13 @@ def to_token_ids(model: Model, prompt: Prompt) -> tuple[int, ...]:
         InputError: the model has no tokenizer, or the prompt is of another kind.
     """
     if not isinstance(prompt, str):
-        ids = tuple(int(item) for item in prompt if isinstance(item, int))
+        ids = tuple(int(item) for item in prompt if isinstance(item, int | np.integer))
         if len(ids) == len(prompt):
             return ids
     tokenizer = model.tokenizer
     if tokenizer is None:
         raise InputError(
-            "prompt", prompt, "is text, but the model has no tokenizer", "give token ids"
+            "prompt", prompt, "is not token ids, and the model has no tokenizer", "give token ids"
         )
     if isinstance(prompt, str):
         return tuple(tokenizer.encode(prompt, add_special_tokens=True))

@@ -60,11 +60,11 @@ def write(
 ) -> tuple[jax.Array, jax.Array]:
     """Return one layer's buffers with the [B, T, G, H] entries written past each row's length.
 
-    An entry that is not finite is stored as a NaN key and a zero value. Whoever attends to it gets
-    NaN from the score, and nobody else does: a NaN value would reach every node of the pass, since
-    a weight of 0 does not silence it.
+    A value that is not finite is stored as 0, with NaN in its place of the key. Whoever attends to
+    the entry gets NaN from the score, and nobody else does: a NaN value would reach every node of
+    the pass, since a weight of 0 does not silence it.
     """
-    finite = jnp.all(jnp.isfinite(keys) & jnp.isfinite(values), axis=-1, keepdims=True)
+    finite = jnp.isfinite(values)
     keys = jnp.where(finite, keys, jnp.full_like(keys, jnp.nan))
     values = jnp.where(finite, values, jnp.zeros_like(values))
     return (

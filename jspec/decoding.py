@@ -56,6 +56,10 @@ class Target(Protocol):
         ...
 
 
+# Steps narrower than this cost as much as wider ones on every backend.
+NARROWEST_PREFILL = 32
+
+
 @dataclasses.dataclass(frozen=True)
 class Program:
     """What is compiled: the static side of a chunk.
@@ -86,27 +90,36 @@ def prefill(
     Args:
         target: static.
         drafter: static; None leaves the drafter's state alone.
-        width: static, tokens a row and step.
+        width: static, most tokens a row and step.
         params: the target's.
         drafter_params: the drafter's.
         state: whose caches hold any prefix of the committed tokens.
     """
     layers = drafter.feature_layers if drafter is not None else ()
-    chain = trees.chain(width - 1)
 
     def missing(state: DecodeState) -> jax.Array:
         return jnp.where(state.active, state.length - 1 - state.cache.length, 0)
 
-    def step(state: DecodeState) -> DecodeState:
-        count = jnp.clip(missing(state), 0, width)
-        tokens = _following(state.tokens, state.cache.length, width)
-        _, cache, features = target.forward(params, tokens, state.cache, chain, layers)
-        inner = state.drafter
-        if drafter is not None:
-            inner = drafter.extend(drafter_params, inner, tokens, count, features)
-        return dataclasses.replace(state, cache=kv.commit(cache, count), drafter=inner)
+    def run(width: int, more_than: int, state: DecodeState) -> DecodeState:
+        """Run steps of `width` while some row lacks more than so many tokens."""
+        chain = trees.chain(width - 1)
 
-    return jax.lax.while_loop(lambda s: jnp.any(missing(s) > 0), step, state)
+        def step(state: DecodeState) -> DecodeState:
+            count = jnp.clip(missing(state), 0, width)
+            tokens = _following(state.tokens, state.cache.length, width)
+            _, cache, features = target.forward(params, tokens, state.cache, chain, layers)
+            inner = state.drafter
+            if drafter is not None:
+                inner = drafter.extend(drafter_params, inner, tokens, count, features)
+            return dataclasses.replace(state, cache=kv.commit(cache, count), drafter=inner)
+
+        return jax.lax.while_loop(lambda s: jnp.any(missing(s) > more_than), step, state)
+
+    # The rest of a prompt goes in narrow steps: padding costs as much as tokens.
+    narrow = width // 4
+    if narrow < NARROWEST_PREFILL:
+        return run(width, 0, state)
+    return run(narrow, 0, run(width, width // 2, state))
 
 
 def catch_up(drafter: Drafter, width: int, drafter_params: Any, state: DecodeState) -> DecodeState:

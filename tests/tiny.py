@@ -107,7 +107,7 @@ def to_numpy(config: ModelConfig, tree: TransformerParams) -> numpy_llama.Llama:
             q=p.qkv[:, :per].reshape(-1, width),
             k=p.qkv[:, per].reshape(-1, width),
             v=p.qkv[:, per + 1].reshape(-1, width),
-            o=p.attention_out.reshape(width, -1),
+            o=p.attention_out,
             post_norm=p.mlp_norm,
             gate=p.gate_up[0],
             up=p.gate_up[1],

@@ -51,7 +51,7 @@ class LayerParams:
         attention_norm: [D].
         qkv: [G, N/G + 2, H, D]; along axis 1 the group's queries, then its key, then its value.
         qkv_bias: [G, N/G + 2, H] or None.
-        attention_out: [D, N, H].
+        attention_out: [D, N * H]. (As [D, N, H], XLA:TPU would lay it out anew in every round.)
         mlp_norm: [D].
         gate_up: [2, F, D]; gate first.
         down: [D, F].
@@ -96,7 +96,7 @@ def declare(config: ModelConfig) -> TransformerParams:
             if config.attention_bias
             else None
         ),
-        attention_out=TensorSpec((d, config.num_heads, h), ("embed", "heads", None)),
+        attention_out=TensorSpec((d, config.num_heads * h), ("embed", "heads")),
         mlp_norm=TensorSpec((d,), (None,), "ones"),
         gate_up=TensorSpec((2, f, d), (None, "mlp", "embed")),
         down=TensorSpec((d, f), ("embed", "mlp")),
@@ -142,11 +142,8 @@ def initialize(config: ModelConfig, key: jax.Array, dtype: DTypeLike) -> Transfo
     values = []
     for index, spec in enumerate(specs):
         if spec.initializer == "normal":
-            fan_in = spec.shape[-1]
-            if spec.axes[-2:] == ("heads", None):  # attention_out contracts two dimensions
-                fan_in *= spec.shape[-2]
             noise = jax.random.normal(jax.random.fold_in(key, index), spec.shape, jnp.float32)
-            values.append((noise * fan_in**-0.5).astype(dtype))
+            values.append((noise * spec.shape[-1] ** -0.5).astype(dtype))
         else:
             values.append(jnp.full(spec.shape, spec.initializer == "ones", dtype))
     return cast(TransformerParams, jax.tree.unflatten(treedef, values))

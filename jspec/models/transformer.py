@@ -100,7 +100,7 @@ class Transformer:
                 keys[index], values[index] = kv.write(cache, index, key, value)
                 mixed = tree_attention.attend(query, keys[index], values[index], planned)
                 mixed = mixed.reshape(batch * nodes, -1).T
-                x = x + matmul(layer.attention_out.reshape(config.hidden_size, -1), mixed)
+                x = x + matmul(layer.attention_out, mixed)
             with jax.named_scope("mlp"):
                 normed = rms_norm(x, layer.mlp_norm, config.norm_eps)
                 gate_up = matmul(layer.gate_up.reshape(-1, config.hidden_size), normed)

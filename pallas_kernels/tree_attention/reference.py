@@ -15,6 +15,12 @@ import jax.numpy as jnp
 MASKED_SCORE = -1e30
 
 
+# Passes of at least this many nodes (prefill) go block by block over the slots in use; narrower
+# ones are cheaper in one piece, since a cache is hardly larger than its longest row.
+WIDE = 32
+BLOCK = 128
+
+
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Plan:
@@ -22,11 +28,11 @@ class Plan:
 
     Attributes:
         visible: [B, T, S] bool, slots that each node attends to.
-        written: [B, S] bool, slots that hold the prefix or this pass's nodes.
+        used: int32 scalar, slots that some row's prefix or nodes reach.
     """
 
     visible: jax.Array
-    written: jax.Array
+    used: jax.Array
 
 
 def unpack_ancestors(ancestors: jax.Array, size: int) -> jax.Array:
@@ -62,19 +68,21 @@ def plan(prefix_length: jax.Array, ancestors: jax.Array, slots: int) -> Plan:
     is_node = (offset >= 0) & (offset < nodes)
     visible = (offset < 0)[:, None, :] | (is_node[:, None, :] & in_tree)
     # The barrier keeps XLA from recomputing the mask in every layer.
-    return jax.lax.optimization_barrier(Plan(visible=visible, written=offset < nodes))
+    return jax.lax.optimization_barrier(
+        Plan(visible=visible, used=jnp.minimum(jnp.max(prefix_length) + nodes, slots))
+    )
 
 
 def attend(query: jax.Array, keys: jax.Array, values: jax.Array, planned: Plan) -> jax.Array:
     """Attend from T nodes to each row's committed prefix and to their own ancestors.
 
-    Stale slots are masked in scores and in values, so NaN left there by an earlier request does
-    not leak (0 times NaN is NaN).
+    Scores of stale slots are masked, whatever is in them. Values must be finite everywhere, stale
+    slots included (0 times NaN is NaN): `jspec.cache.write` stores no other.
 
     Args:
         query: [B, T, N, H], rotated.
         keys: [B, G, S, H], with the nodes' own entries already written past the prefix.
-        values: [B, G, S, H].
+        values: [B, G, S, H], finite.
         planned: of this pass.
 
     Returns:
@@ -83,25 +91,73 @@ def attend(query: jax.Array, keys: jax.Array, values: jax.Array, planned: Plan) 
     batch, nodes, heads, head_dim = query.shape
     groups, slots = keys.shape[1], keys.shape[2]
     per = heads // groups
-    live = jnp.broadcast_to(planned.written[:, None, :, None], values.shape)
-    values = jnp.where(live, values, jnp.zeros_like(values))
 
     # The group's queries fold into rows, so keys and values are read once a group.
     grouped = query.reshape(batch, nodes, groups, per, head_dim).transpose(0, 2, 3, 1, 4)
     grouped = grouped.reshape(batch, groups, per * nodes, head_dim)
-    scale = jnp.asarray(head_dim**-0.5, query.dtype)
-    scores = jnp.einsum(
-        "bgmh,bgsh->bgms", grouped * scale, keys, preferred_element_type=jnp.float32
-    )
-    scores = scores.reshape(batch, groups, per, nodes, slots)
-    scores = jnp.where(planned.visible[:, None, None], scores, jnp.float32(MASKED_SCORE))
-    weights = jnp.exp(scores - jnp.max(scores, axis=-1, keepdims=True))
-    total = jnp.sum(weights, axis=-1).reshape(batch, groups, per * nodes, 1)
-    weights = weights.reshape(batch, groups, per * nodes, slots).astype(values.dtype)
-    mixed = jnp.einsum("bgms,bgsh->bgmh", weights, values, preferred_element_type=jnp.float32)
-    out = (mixed / total).astype(query.dtype)
+    grouped = grouped * jnp.asarray(head_dim**-0.5, query.dtype)
+    if nodes >= WIDE and slots % BLOCK == 0 and slots > BLOCK:
+        out = _by_blocks(grouped, keys, values, planned)
+    else:
+        scores = _scores(grouped, keys, planned.visible)
+        weights = jnp.exp(scores - jnp.max(scores, axis=-1, keepdims=True))
+        out = _mix(weights, values) / jnp.sum(weights, axis=-1, keepdims=True)
+    out = out.astype(query.dtype)
     out = out.reshape(batch, groups, per, nodes, head_dim).transpose(0, 3, 1, 2, 4)
     return out.reshape(batch, nodes, heads, head_dim)
+
+
+def _scores(grouped: jax.Array, keys: jax.Array, visible: jax.Array) -> jax.Array:
+    """Return masked float32 scores [B, G, M, S] of M = N/G * T grouped queries."""
+    batch, groups, rows, _ = grouped.shape
+    nodes, slots = visible.shape[1:]
+    scores = jnp.einsum("bgmh,bgsh->bgms", grouped, keys, preferred_element_type=jnp.float32)
+    scores = scores.reshape(batch, groups, rows // nodes, nodes, slots)
+    scores = jnp.where(visible[:, None, None], scores, jnp.float32(MASKED_SCORE))
+    return scores.reshape(batch, groups, rows, slots)
+
+
+def _mix(weights: jax.Array, values: jax.Array) -> jax.Array:
+    """Return float32 weighted sums [B, G, M, H] of the values."""
+    return jnp.einsum(
+        "bgms,bgsh->bgmh",
+        weights.astype(values.dtype),
+        values,
+        preferred_element_type=jnp.float32,
+    )
+
+
+def _by_blocks(grouped: jax.Array, keys: jax.Array, values: jax.Array, planned: Plan) -> jax.Array:
+    """Attend block by block of the slots in use, with a running maximum and sum.
+
+    The online softmax of Milakov and Gimelshein (arXiv 1805.02867).
+    """
+    shape = grouped.shape
+
+    def step(
+        index: jax.Array, carry: tuple[jax.Array, jax.Array, jax.Array]
+    ) -> tuple[jax.Array, jax.Array, jax.Array]:
+        highest, total, mixed = carry
+        start = index * BLOCK
+        some_keys, some_values, some_visible = (
+            jax.lax.dynamic_slice_in_dim(array, start, BLOCK, axis=2)
+            for array in (keys, values, planned.visible)
+        )
+        scores = _scores(grouped, some_keys, some_visible)
+        higher = jnp.maximum(highest, jnp.max(scores, axis=-1, keepdims=True))
+        weights = jnp.exp(scores - higher)
+        keep = jnp.exp(highest - higher)
+        total = total * keep + jnp.sum(weights, axis=-1, keepdims=True)
+        return higher, total, mixed * keep + _mix(weights, some_values)
+
+    start = (
+        jnp.full((*shape[:3], 1), MASKED_SCORE, jnp.float32),
+        jnp.zeros((*shape[:3], 1), jnp.float32),
+        jnp.zeros(shape, jnp.float32),
+    )
+    blocks = (planned.used + (BLOCK - 1)) // BLOCK
+    _, total, mixed = jax.lax.fori_loop(0, blocks, step, start)
+    return mixed / total
 
 
 def tree_attention(

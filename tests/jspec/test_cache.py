@@ -7,6 +7,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from jspec import cache as kv
 from tests import tiny
@@ -55,19 +56,25 @@ def test_write_goes_past_each_length_and_leaves_lengths_alone() -> None:
                 np.testing.assert_array_equal(values[row, :, slot], cache.values[1][row, :, slot])
 
 
-def test_an_unusable_entry_reaches_those_alone_who_attend_to_it() -> None:
+@pytest.mark.parametrize("value", [jnp.nan, jnp.inf, -jnp.inf])
+def test_an_unusable_value_reaches_those_alone_who_attend_to_it(value: float) -> None:
     cache = filled()
     shape = (3, 3, tiny.CONFIG.num_kv_heads, tiny.CONFIG.head_dim)
-    for key, value in [(jnp.nan, 1.0), (1.0, jnp.inf), (-jnp.inf, jnp.nan)]:
-        bad_keys = jnp.ones(shape, jnp.float32).at[0, 1, 0, 3].set(key)
-        bad_values = jnp.ones(shape, jnp.float32).at[0, 1, 0, 2].set(value)
-        keys, values = kv.write(cache, 0, bad_keys, bad_values)
-        assert jnp.isnan(keys[0, 0, 3]).all()
-        assert (values[0, 0, 3] == 0).all()
-        assert jnp.isfinite(values).all()
-        # The other group and the other entries are as they were given.
-        assert (keys[0, 1, 2:5] == 1).all()
-        assert (values[0, 0, jnp.array([2, 4])] == 1).all()
+    bad_values = jnp.ones(shape, jnp.float32).at[0, 1, 0, 2].set(value)
+    keys, values = kv.write(cache, 0, jnp.ones(shape, jnp.float32), bad_values)
+    assert jnp.isnan(keys[0, 0, 3, 2])  # so that every score with it is NaN
+    assert jnp.isfinite(values).all()
+    # Everything else is as it was given.
+    assert jnp.isnan(keys).sum() == 1
+    assert (keys[0, :, 2:5].sum(where=~jnp.isnan(keys[0, :, 2:5]))) == 3 * shape[2] * shape[3] - 1
+    assert (values[0, 0, jnp.array([2, 4])] == 1).all()
+
+
+def test_an_unusable_key_is_kept() -> None:
+    shape = (3, 3, tiny.CONFIG.num_kv_heads, tiny.CONFIG.head_dim)
+    bad_keys = jnp.ones(shape, jnp.float32).at[0, 1, 0, 3].set(jnp.nan)
+    keys, _ = kv.write(filled(), 0, bad_keys, jnp.ones(shape, jnp.float32))
+    assert jnp.isnan(keys[0, 0, 3, 3])
 
 
 def test_commit_and_truncate_move_lengths_alone() -> None:

@@ -62,13 +62,9 @@ def test_caches_are_updated_in_place(name: str, rows: int) -> None:
     assert chunk.memory_analysis().alias_size_in_bytes >= total
     shapes = {leaf.shape for leaf in buffers}
     writes = [write for write in hlo.loop_writes(chunk.as_text()) if write.shape in shapes]
-    # A scatter fusion whose result aliases its operand writes the new entries alone; the values'
-    # stale slots are masked into a scratch buffer before they are multiplied.
-    assert {write.op for write in writes} <= {"scatter", "select"}
-    scatters = [write for write in writes if write.op == "scatter"]
-    masks = [write for write in writes if write.op == "select"]
-    assert len(scatters) >= len(buffers)
-    assert len(masks) <= len(scatters) // 2  # of values, not of keys
+    # A scatter fusion whose result aliases its operand writes the new entries alone.
+    assert {write.op for write in writes} == {"scatter"}
+    assert len(writes) >= len(buffers)
     assert " copy(" not in "".join(
         line
         for line in chunk.as_text().splitlines()
@@ -83,12 +79,10 @@ def test_scratch_memory_does_not_grow_with_the_caches(name: str) -> None:
     large, _ = compiled(name, rows, 1280)
     grown = large.memory_analysis().temp_size_in_bytes - small.memory_analysis().temp_size_in_bytes
     nodes = gamma + 1
-    # For each further slot: scores and weights of every head and node, one layer's masked values
-    # (not two layers': the caches have 2 * num_layers such buffers), the mask, and a few integers.
+    # A further slot costs scores and weights of every head and node, the mask, a few integers and
+    # no cache entry of any layer.
     scores = 2 * config.num_heads * nodes * 4
-    values = config.num_kv_heads * config.head_dim * 4
-    mask = nodes + 1
-    assert grown <= 640 * rows * (scores + values + mask + 64)
+    assert grown <= 640 * rows * (scores + nodes + 64)
 
 
 class Compilations:

@@ -88,7 +88,6 @@ def random_tensors(config: Mapping[str, Any] = CONFIG, seed: int = 0) -> Arrays:
 def fused(tensors: Arrays, config: ModelConfig) -> Arrays:
     """Return the tensors of the documented parameter tree by dotted path, in float32."""
     g_count, per, h = config.num_kv_heads, config.queries_per_kv, config.head_dim
-    n, d = config.num_heads, config.hidden_size
     tree = {
         "embedding": tensors["model.embed_tokens.weight"],
         "final_norm": tensors["model.norm.weight"],
@@ -108,7 +107,7 @@ def fused(tensors: Arrays, config: ModelConfig) -> Arrays:
             tree[new + name] = np.array(groups)
         tree |= {
             new + "attention_norm": tensors[old + "input_layernorm.weight"],
-            new + "attention_out": tensors[old + "self_attn.o_proj.weight"].reshape(d, n, h),
+            new + "attention_out": tensors[old + "self_attn.o_proj.weight"],
             new + "mlp_norm": tensors[old + "post_attention_layernorm.weight"],
             new + "gate_up": np.stack(
                 [tensors[old + "mlp.gate_proj.weight"], tensors[old + "mlp.up_proj.weight"]]

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pallas_kernels.tree_attention import tree_attention
-from pallas_kernels.tree_attention.reference import unpack_ancestors
+from pallas_kernels.tree_attention.reference import BLOCK, WIDE, unpack_ancestors
 
 SLOTS = 12
 attention = jax.jit(tree_attention)
@@ -85,7 +85,7 @@ def test_prefix_and_ancestors_and_nothing_else(
     values: np.ndarray = rng.normal(size=(rows, groups, SLOTS, head_dim)).astype(dtype)
     for row, first in enumerate(prefix):
         keys[row, :, first + nodes :] = poison
-        values[row, :, first + nodes :] = poison
+        values[row, :, first + nodes :] = 1e30  # the op asks for finite values
     packed, ancestors = pack(parents)
     found = attention(
         jnp.asarray(query),
@@ -99,6 +99,29 @@ def test_prefix_and_ancestors_and_nothing_else(
     np.testing.assert_allclose(
         np.asarray(found, np.float64), expected, atol=tolerance, rtol=tolerance
     )
+
+
+@pytest.mark.parametrize("prefixes", [(0, 1), (88, 127), (128, 129), (300, 4), (340, 344)])
+def test_wide_passes_go_by_blocks_of_slots(prefixes: tuple[int, int]) -> None:
+    slots, nodes = 3 * BLOCK, WIDE + 8
+    rng = np.random.default_rng(sum(prefixes))
+    query = rng.normal(size=(2, nodes, 4, 8)).astype(np.float32)
+    keys = rng.normal(size=(2, 2, slots, 8)).astype(np.float32)
+    values = rng.normal(size=(2, 2, slots, 8)).astype(np.float32)
+    for row, first in enumerate(prefixes):
+        keys[row, :, first + nodes :] = math.nan
+        values[row, :, first + nodes :] = 1e30
+    parents = [-1, *(int(rng.integers(0, node)) for node in range(1, nodes))]
+    packed, ancestors = pack(parents)
+    found = attention(
+        jnp.asarray(query),
+        jnp.asarray(keys),
+        jnp.asarray(values),
+        jnp.array(prefixes, jnp.int32),
+        jnp.asarray(packed),
+    )
+    expected = by_hand(query, keys, values, list(prefixes), ancestors)
+    np.testing.assert_allclose(np.asarray(found, np.float64), expected, atol=1e-5, rtol=1e-5)
 
 
 def test_each_row_may_have_its_own_tree() -> None:

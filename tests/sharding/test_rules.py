@@ -41,7 +41,7 @@ def test_every_device_holds_its_share() -> None:
     params = jax.device_put(initialize(CONFIG, jax.random.key(0), jnp.float32), placed)
     shapes = {
         "qkv": (1, 4, 8, 32),
-        "attention_out": (32, 2, 8),
+        "attention_out": (32, 16),
         "gate_up": (2, 12, 32),
         "down": (32, 12),
         "attention_norm": (32,),
