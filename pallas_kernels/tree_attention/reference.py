@@ -19,6 +19,8 @@ MASKED_SCORE = -1e30
 # ones are cheaper in one piece, since a cache is hardly larger than its longest row.
 WIDE = 32
 BLOCK = 128
+# Grouped queries (N/G * T) up to which scores are computed with the keys first.
+FEW = 8
 
 
 @jax.tree_util.register_dataclass
@@ -111,7 +113,13 @@ def _scores(grouped: jax.Array, keys: jax.Array, visible: jax.Array) -> jax.Arra
     """Return masked float32 scores [B, G, M, S] of M = N/G * T grouped queries."""
     batch, groups, rows, _ = grouped.shape
     nodes, slots = visible.shape[1:]
-    scores = jnp.einsum("bgmh,bgsh->bgms", grouped, keys, preferred_element_type=jnp.float32)
+    if rows <= FEW:
+        # Keys first: XLA:CPU would repack them all for the other order, which costs more than the
+        # product of a few queries. The barrier keeps it from changing the order back.
+        scores = jnp.einsum("bgsh,bgmh->bgsm", keys, grouped, preferred_element_type=jnp.float32)
+        scores = jnp.swapaxes(jax.lax.optimization_barrier(scores), 2, 3)
+    else:
+        scores = jnp.einsum("bgmh,bgsh->bgms", grouped, keys, preferred_element_type=jnp.float32)
     scores = scores.reshape(batch, groups, rows // nodes, nodes, slots)
     scores = jnp.where(visible[:, None, None], scores, jnp.float32(MASKED_SCORE))
     return scores.reshape(batch, groups, rows, slots)
