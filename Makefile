@@ -1,6 +1,7 @@
 # Everything runs in .venv, made here from pyproject.toml and constraints.txt.
 PYTHON ?= python3
 PYTEST_ARGS ?=
+JOBS ?= 2
 DEMO_ARGS ?=
 
 VENV := .venv
@@ -21,7 +22,7 @@ demo: model
 	$(BIN)/python -m experiments.launch --experiment=demo $(DEMO_ARGS)
 
 test: lint model
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(PYTEST_ARGS)
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .

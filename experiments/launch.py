@@ -5,6 +5,7 @@ Bad input ends with one sentence on standard error and status 2.
 
 from __future__ import annotations
 
+import io
 import os
 import re
 import sys
@@ -46,6 +47,9 @@ def main(argv: Sequence[str]) -> int:
 
 def run() -> None:
     """Entry point of the console script."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # A terminal that cannot show a character must not end the run.
+        sys.stdout.reconfigure(errors="backslashreplace")
     sys.exit(main(sys.argv))
 
 

@@ -29,6 +29,8 @@ METRICS = "metrics.jsonl"
 SUMMARY = "summary.json"
 _PARTIAL = ".partial"
 _LEAST_FREE = 1 << 20
+# Arguments that are not UTF-8 hold lone surrogates; the backslashed form is JSON's own escape.
+_ERRORS = "backslashreplace"
 
 
 @dataclasses.dataclass
@@ -51,7 +53,7 @@ class Run:
         with _disk(self.folder):
             if name not in self._growing:
                 path = self.folder / f"{name}{_PARTIAL}"
-                self._growing[name] = path.open("x", encoding="utf-8")
+                self._growing[name] = path.open("x", encoding="utf-8", errors=_ERRORS)
             self._growing[name].write(f"{_to_json(value)}\n")
             self._growing[name].flush()
 
@@ -71,7 +73,7 @@ class Run:
         """
         with _disk(self.folder):
             partial = self.folder / f"{name}{_PARTIAL}"
-            partial.write_text(text, encoding="utf-8")
+            partial.write_text(text, encoding="utf-8", errors=_ERRORS)
             partial.replace(self.folder / name)
 
     @contextlib.contextmanager

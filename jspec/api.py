@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence, Set
+from typing import TypeGuard
 
 import numpy as np
 
@@ -14,6 +15,12 @@ from jspec.model import Model
 
 # Text to be continued as it stands, a chat (turns with "role" and "content"), or token ids.
 Prompt = str | Sequence[Mapping[str, str]] | Sequence[int]
+
+_KINDS = 'give text, a list of {"role": ..., "content": ...}, or a list of token ids'
+
+
+def _is_integer(item: object) -> TypeGuard[int]:
+    return isinstance(item, int | np.integer) and not isinstance(item, bool)
 
 
 def to_token_ids(model: Model, prompt: Prompt) -> tuple[int, ...]:
@@ -28,7 +35,11 @@ def to_token_ids(model: Model, prompt: Prompt) -> tuple[int, ...]:
         InputError: the model has no tokenizer, or the prompt is of another kind.
     """
     if not isinstance(prompt, str):
-        ids = tuple(int(item) for item in prompt if isinstance(item, int | np.integer))
+        # A set has no order, and bytes are integers too, but no token ids.
+        unfit = isinstance(prompt, bytes | bytearray | Mapping | Set)
+        if unfit or not isinstance(prompt, Collection):
+            raise InputError("prompt", prompt, "is neither text, a chat nor token ids", _KINDS)
+        ids = tuple(int(item) for item in prompt if _is_integer(item))
         if len(ids) == len(prompt):
             return ids
     tokenizer = model.tokenizer
@@ -45,7 +56,7 @@ def to_token_ids(model: Model, prompt: Prompt) -> tuple[int, ...]:
                 "prompt",
                 item,
                 "is neither a chat turn nor a token id",
-                'give text, a list of {"role": ..., "content": ...}, or a list of token ids',
+                _KINDS,
             )
         turns.append(item)
     return tuple(tokenizer.encode(tokenizer.apply_chat_template(turns)))

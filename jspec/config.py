@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import numbers
+from collections.abc import Collection
 from typing import Literal
 
 from jspec.errors import InputError, require
@@ -11,6 +13,17 @@ Verification = Literal["token", "block"]
 
 # Beyond about 8e37 the reciprocal of a float32 is flushed to 0, and -inf logits would turn to NaN.
 _MAX_TEMPERATURE = 1e37
+
+
+def _require_integer(field: str, value: object) -> None:
+    """Refuse 0.5 and True where a count is wanted: arrays of integers would cut them silently."""
+    require(
+        isinstance(value, numbers.Integral) and not isinstance(value, bool),
+        field,
+        value,
+        "is not an integer",
+        "give an integer",
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -160,6 +173,7 @@ class SamplingParams:
             f"is not a number in [0, {_MAX_TEMPERATURE:g}]",
             "give 0 for greedy or a positive temperature",
         )
+        _require_integer("top_k", self.top_k)
         require(self.top_k >= 0, "top_k", self.top_k, "is negative", "give 0 to keep all tokens")
         require(
             0 < self.top_p <= 1,
@@ -175,6 +189,7 @@ class SamplingParams:
             "is outside [0, 1]",
             "give 0 to keep all tokens",
         )
+        _require_integer("max_new_tokens", self.max_new_tokens)
         require(
             self.max_new_tokens >= 1,
             "max_new_tokens",
@@ -183,6 +198,7 @@ class SamplingParams:
             "ask for at least one token",
         )
         if self.seed is not None:
+            _require_integer("seed", self.seed)
             require(
                 0 <= self.seed < 2**64,
                 "seed",
@@ -190,7 +206,15 @@ class SamplingParams:
                 "does not fit in 64 bits",
                 "give a seed in [0, 2**64)",
             )
+        require(
+            isinstance(self.stop_token_ids, Collection),
+            "stop_token_ids",
+            self.stop_token_ids,
+            "is not a list of ids",
+            "give a tuple of ids of the vocabulary",
+        )
         for token in self.stop_token_ids:
+            _require_integer("stop_token_ids", token)
             require(
                 token >= 0, "stop_token_ids", token, "is negative", "give ids of the vocabulary"
             )
@@ -213,6 +237,8 @@ class SpeculationConfig:
     rounds_per_chunk: int = 64
 
     def __post_init__(self) -> None:
+        _require_integer("gamma", self.gamma)
+        _require_integer("rounds_per_chunk", self.rounds_per_chunk)
         require(
             0 <= self.gamma <= 127,
             "gamma",

@@ -277,7 +277,7 @@ class Decoder:
                     delta = row.read(first_index + index, index, view, clock)
                     if delta is not None:
                         yield delta
-            rounds_wanted = self.speculation.rounds_per_chunk
+            rounds_wanted = min(self.speculation.rounds_per_chunk, np.iinfo(np.int32).max)
 
 
 class _Clock:

@@ -39,9 +39,10 @@ class RowSampling:
 
 def rows(params: Sequence[SamplingParams]) -> RowSampling:
     """Stack requests' parameters into arrays."""
+    most = np.iinfo(np.int32).max  # a top_k beyond it keeps all as well
     return RowSampling(
         temperature=jnp.asarray(np.array([p.temperature for p in params], np.float32)),
-        top_k=jnp.asarray(np.array([p.top_k for p in params], np.int32)),
+        top_k=jnp.asarray(np.array([min(p.top_k, most) for p in params], np.int32)),
         top_p=jnp.asarray(np.array([p.top_p for p in params], np.float32)),
         min_p=jnp.asarray(np.array([p.min_p for p in params], np.float32)),
     )

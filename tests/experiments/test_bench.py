@@ -90,6 +90,7 @@ def test_bench_decodes_every_way_and_reports_ratios_of_totals(
         "--repeats=2",
         "--rows=1,3",
         "--gamma=3",
+        "--batches=2",
     )
     assert status == 0
     (folder,) = (tmp_path / "runs").iterdir()
@@ -107,7 +108,9 @@ def test_bench_decodes_every_way_and_reports_ratios_of_totals(
     )
     assert np.isclose(summary["total"]["speedup"], plain / speculative)
     steps = summary["steps"]
-    assert set(steps["step_seconds"]) == {"1 1", "1 3", "1 4"}
+    assert set(steps["step_seconds"]) == {
+        f"{batch} {nodes}" for batch in (1, 2) for nodes in (1, 3, 4)
+    }
     assert steps["step_ratios"]["1 1"] == 1
     # 2 layers of the tiny model, two norms and the tied embedding, in float32.
     assert steps["weight_bytes"] > 4 * 257

@@ -281,3 +281,23 @@ def test_an_unusable_default_cache_is_no_obstacle(
 ) -> None:
     (tmp_path / "file").write_text("")
     launch._use_compilation_cache(str(tmp_path / "file" / "cache"))
+
+
+def test_a_terminal_that_cannot_show_a_character_ends_no_run(tmp_path: Path) -> None:
+    model = write_model(tmp_path / "model")
+    finished = subprocess.run(
+        command(
+            "--experiment=generate",
+            f"--model={model}",
+            "--prompt=na\u00efve",
+            "--prompt=two",
+            "--raw",
+            "--max_new_tokens=2",
+            f"--output={tmp_path / 'results'}",
+        ),
+        env=environment(tmp_path) | {"PYTHONIOENCODING": "ascii", "PYTHONUTF8": "1"},
+        capture_output=True,
+        check=False,
+    )
+    assert finished.returncode == 0, finished.stderr
+    assert b"na\\xefve" in finished.stdout

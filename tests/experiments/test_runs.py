@@ -32,6 +32,16 @@ def test_files_appear_when_they_are_whole(tmp_path: Path) -> None:
     assert sorted(p.name for p in run.folder.iterdir()) == ["config.json", "metrics.jsonl"]
 
 
+def test_arguments_that_are_not_utf_8_are_recorded(tmp_path: Path) -> None:
+    argument = b"a\xff".decode("utf-8", "surrogateescape")
+    with runs.create("x", {"prompt": argument}, str(tmp_path)) as run:
+        run.append(runs.METRICS, {"prompt": argument})
+    for name in ("config.json", runs.METRICS):
+        text = (run.folder / name).read_bytes().decode("utf-8")
+        assert '"a\\udcff"' in text, name
+    assert json.loads((run.folder / "config.json").read_text())["flags"]["prompt"] == argument
+
+
 def test_no_two_runs_share_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tails = iter(["aaaaaa", "aaaaaa", "bbbbbb"])
     monkeypatch.setattr("secrets.token_hex", lambda size: next(tails))

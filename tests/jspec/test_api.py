@@ -68,6 +68,32 @@ def test_mixed_prompts_are_refused(prompt: Any) -> None:
         jspec.to_token_ids(WITH_LETTERS, prompt)
 
 
+@pytest.mark.parametrize("prompt", [5, None, b"\x01\x02", {1, 2}, {"role": "user"}])
+def test_what_is_no_prompt_is_refused(prompt: Any) -> None:
+    with pytest.raises(InputError, match="neither text, a chat nor token ids") as caught:
+        jspec.generate(WITH_LETTERS, [prompt])
+    assert caught.value.field == "prompt"
+
+
+def test_truth_values_are_no_token_ids() -> None:
+    with pytest.raises(InputError, match="no tokenizer; give token ids"):
+        jspec.to_token_ids(TARGET, [True, False])
+
+
+def test_counts_beyond_int32_mean_no_limit() -> None:
+    speculation = jspec.SpeculationConfig(gamma=0, rounds_per_chunk=2**40)
+    huge, none = (
+        jspec.generate(
+            TARGET,
+            [[1, 2, 3]],
+            sampling=jspec.SamplingParams(temperature=1.0, seed=1, top_k=k, max_new_tokens=6),
+            speculation=speculation,
+        )
+        for k in (2**40, 0)
+    )
+    assert huge[0].token_ids == none[0].token_ids
+
+
 def test_one_string_is_not_a_list_of_prompts() -> None:
     with pytest.raises(InputError, match="give a list of prompts") as caught:
         jspec.generate(WITH_LETTERS, "hello")

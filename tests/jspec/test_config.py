@@ -6,6 +6,7 @@ import dataclasses
 import math
 from typing import Any
 
+import numpy as np
 import pytest
 
 from jspec.config import ModelConfig, RopeConfig, SamplingParams, SpeculationConfig
@@ -40,6 +41,11 @@ def refused(make: Any, field: str, value: object) -> None:
         ("max_new_tokens", 0),
         ("seed", -1),
         ("seed", 2**64),
+        ("top_k", 0.5),
+        ("max_new_tokens", 2.5),
+        ("max_new_tokens", True),
+        ("seed", 3.0),
+        ("stop_token_ids", 2),
     ],
 )
 def test_sampling(field: str, value: Any) -> None:
@@ -48,11 +54,24 @@ def test_sampling(field: str, value: Any) -> None:
 
 def test_stop_ids() -> None:
     refused(lambda: SamplingParams(stop_token_ids=(3, -2)), "stop_token_ids", -2)
+    refused(lambda: SamplingParams(stop_token_ids=(5.5,)), "stop_token_ids", 5.5)  # type: ignore[arg-type]
+
+
+def test_integers_of_numpy_are_integers() -> None:
+    given: dict[str, Any] = {"top_k": np.int64(3), "seed": np.uint64(2**64 - 1)}
+    params = SamplingParams(**given)
+    assert (params.top_k, params.seed) == (3, 2**64 - 1)
 
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("gamma", -1), ("gamma", 128), ("verification", "typical"), ("rounds_per_chunk", 0)],
+    [
+        ("gamma", -1),
+        ("gamma", 128),
+        ("gamma", 2.0),
+        ("verification", "typical"),
+        ("rounds_per_chunk", 0),
+    ],
 )
 def test_speculation(field: str, value: Any) -> None:
     refused(lambda: SpeculationConfig(**{field: value}), field, value)
