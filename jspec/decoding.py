@@ -162,8 +162,9 @@ def decode_round(
         drafter_params: the drafter's.
         state: with at least one active row.
     """
+    keys = randomness.round_keys(state.seeds, state.length)
     if program.gamma == 0 or program.drafter is None:
-        return _verify_and_commit(program, params, state, _nothing(state))
+        return _verify_and_commit(program, params, keys, state, _nothing(state))
 
     room = jnp.where(state.active, state.end - state.length - 1, 0)
     context = Context(
@@ -171,7 +172,7 @@ def decode_round(
         length=state.length,
         room=room,
         sampling=state.sampling,
-        keys=randomness.round_keys(state.seeds, state.length),
+        keys=keys,
         vocab_size=program.target.vocab_size,
     )
     with jax.named_scope("draft"):
@@ -183,8 +184,12 @@ def decode_round(
     proposal = dataclasses.replace(proposal, valid=proposal.valid & useful)
     state = dataclasses.replace(state, drafter=inner)
     drafted = jnp.any(proposal.valid)
-    state = _run_if(drafted, lambda s: _verify_and_commit(program, params, s, proposal), state)
-    return _run_if(~drafted, lambda s: _verify_and_commit(program, params, s, _nothing(s)), state)
+    state = _run_if(
+        drafted, lambda s: _verify_and_commit(program, params, keys, s, proposal), state
+    )
+    return _run_if(
+        ~drafted, lambda s: _verify_and_commit(program, params, keys, s, _nothing(s)), state
+    )
 
 
 def _run_if(
@@ -213,7 +218,7 @@ def _nothing(state: DecodeState) -> Proposal:
 
 
 def _verify_and_commit(
-    program: Program, params: Any, state: DecodeState, proposal: Proposal
+    program: Program, params: Any, keys: jax.Array, state: DecodeState, proposal: Proposal
 ) -> DecodeState:
     """Run the target over pending token and drafts, and commit what is accepted."""
     drafter = program.drafter
@@ -228,7 +233,6 @@ def _verify_and_commit(
         logits = program.target.logits(params, hidden)
         logits = logits.reshape(batch, width, -1)
     with jax.named_scope("accept"):
-        keys = randomness.round_keys(state.seeds, state.length)
         verdict = verify_chain(logits, proposal, state.sampling, keys, program.verification)
     with jax.named_scope("commit"):
         state = dataclasses.replace(state, cache=cache)

@@ -59,12 +59,18 @@ def _of_tokens(log_p: jax.Array, tokens: jax.Array) -> jax.Array:
     return jnp.take_along_axis(log_p, tokens[..., None], axis=-1)[..., 0]
 
 
-def _greedy(logits: jax.Array, proposal: Proposal) -> tuple[jax.Array, jax.Array, jax.Array]:
+# accepted [B], final token [B], overlap [B, K], usable nodes [B, K + 1]
+_Decision = tuple[jax.Array, jax.Array, jax.Array, jax.Array]
+
+
+def _greedy(logits: jax.Array, proposal: Proposal) -> _Decision:
     """Accept drafts while they are the argmax. Same law as every rule at temperature 0."""
     best = jnp.argmax(logits, axis=-1).astype(jnp.int32)
+    # argmax takes a NaN for the largest, so the best logit alone tells `sampling.usable`.
+    usable = jnp.isfinite(_of_tokens(logits, best))
     match = proposal.tokens == best[:, :-1]
-    accepted = _leading(match & proposal.valid)
-    return accepted, _at(best, accepted), match.astype(jnp.float32)
+    accepted = _leading(match & proposal.valid & usable[:, :-1])
+    return accepted, _at(best, accepted), match.astype(jnp.float32), usable
 
 
 def _overlap(log_p: jax.Array, tokens: jax.Array, law: Law) -> jax.Array:
@@ -185,19 +191,17 @@ def verify_chain(
     greedy = sampling.is_greedy(rows)
     node = jnp.broadcast_to(jnp.arange(1, nodes, dtype=jnp.int32), (batch, nodes - 1))
 
-    # Nothing can be decided about a draft where p or q is no distribution. Whether it is depends on
-    # the draft's predecessors alone, so ending the chain there keeps the law.
-    usable = sampling.usable(logits)
-    proposal = _keep(proposal, usable[:, :-1])
-
-    def stochastic() -> tuple[jax.Array, jax.Array, jax.Array]:
+    def stochastic() -> _Decision:
+        usable = sampling.usable(logits)
         log_p = sampling.log_probs(logits, rows)
         if nodes == 1:
             accepted = jnp.zeros(batch, jnp.int32)
             last, overlap = log_p[:, 0], jnp.zeros((batch, 0), jnp.float32)
         else:
             coins = randomness.uniforms(randomness.node_keys(keys, node, Purpose.ACCEPT))
-            drafts = proposal
+            # Nothing can be decided about a draft where p or q is no distribution. Whether it is
+            # depends on the draft's predecessors alone, so ending the chain there keeps the law.
+            drafts = _keep(proposal, usable[:, :-1])
             if isinstance(drafts.law, Dense):
                 drafts = _keep(drafts, sampling.usable(drafts.law.log_q))
             decide = _token_rule if rule == "token" else _block_rule
@@ -206,9 +210,9 @@ def verify_chain(
             overlap = _overlap(log_p, drafts.tokens, drafts.law)
             overlap = jnp.where(drafts.valid, overlap, 0.0)
         final_keys = randomness.node_keys(keys, accepted[:, None], Purpose.FINAL)[:, 0]
-        return accepted, sampling.draw(last, final_keys), overlap
+        return accepted, sampling.draw(last, final_keys), overlap, usable
 
-    accepted, final, overlap = jax.lax.cond(
+    accepted, final, overlap, usable = jax.lax.cond(
         jnp.all(greedy), lambda: _greedy(logits, proposal), stochastic
     )
     examined = jnp.arange(nodes, dtype=jnp.int32)[None, :] <= accepted[:, None]
