@@ -29,7 +29,7 @@ _PER_CATEGORY = absl_flags.DEFINE_integer(
 _PEERS = absl_flags.DEFINE_boolean(
     "peers", False, "Decode the same prompts with transformers too; needs the extra `peers`."
 )
-_REPEATS = absl_flags.DEFINE_integer("repeats", 9, "Interleaved turns of the step timings.")
+_REPEATS = absl_flags.DEFINE_integer("repeats", 15, "Interleaved turns of the step timings.")
 _ROWS = absl_flags.DEFINE_list(
     "rows", ["1", "2", "4", "8", "16"], "Tokens a row and forward pass in the step timings."
 )
