@@ -17,7 +17,7 @@ from jspec.config import SamplingParams
 from jspec.drafting.protocol import PointMass, Proposal
 from jspec.state import DecodeState, Finish
 from jspec.verification import Verdict
-from tests.jspec import toys
+from tests import table_models
 from tests.oracles import commits
 
 ROWS, GAMMA, WIDTH, VOCAB = 3, 4, 3, 5
@@ -91,9 +91,9 @@ def test_what_an_inactive_row_holds_is_not_counted() -> None:
 def _state(room: int, active: bool, stops: list[int]) -> DecodeState:
     prompt = np.array([[0, 1]])
     params = [SamplingParams(max_new_tokens=room)]
-    model = toys.TableTarget(VOCAB)
+    model = table_models.TableTarget(VOCAB)
     table = np.zeros((VOCAB,) * 3, np.float32)
-    state = toys.start(model, table, prompt, params, np.array([0]), WIDTH)
+    state = table_models.start(model, table, prompt, params, np.array([0]), WIDTH)
     padded = [*stops, -1, -1][:2]
     return dataclasses.replace(
         state,

@@ -16,8 +16,8 @@ from jspec import decoding
 from jspec.config import SamplingParams, Verification
 from jspec.decoding import Program
 from jspec.state import DecodeState, Finish
-from tests import tiny, toy
-from tests.toy import STOP, Bigram, Script
+from tests import scripted, tiny
+from tests.scripted import STOP, Bigram, Script
 
 GAMMA = 5
 chunk = jax.jit(decoding.decode_chunk, static_argnames="program")
@@ -43,8 +43,8 @@ def run(
 ) -> tuple[DecodeState, int]:
     after, done = chunk(
         program=what or program(),
-        params=toy.table() if logits is None else logits,
-        drafter_params=toy.script(*drafts),
+        params=scripted.table() if logits is None else logits,
+        drafter_params=scripted.script(*drafts),
         state=state,
         max_rounds=np.int32(rounds),
         until_finish=np.bool_(until_finish),
@@ -65,7 +65,7 @@ def cells(state: DecodeState, row: int = 0) -> dict[tuple[int, int], int]:
 @pytest.mark.parametrize("verification", ["token", "block"])
 @pytest.mark.parametrize("temperature", [0.0, 1e-3])
 def test_a_stop_inside_the_accepted_span(verification: Verification, temperature: float) -> None:
-    before = toy.state([[5, 1]], [5], params=SamplingParams(temperature=temperature))
+    before = scripted.state([[5, 1]], [5], params=SamplingParams(temperature=temperature))
     after, rounds = run(
         before, [[10, 11, STOP, 20, 21]], rounds=9, what=program(verification=verification)
     )
@@ -93,7 +93,7 @@ def test_a_stop_inside_the_accepted_span(verification: Verification, temperature
 def test_stop_or_budget_whichever_comes_first(
     budget: int, expected: list[int], finish: Finish, cell: tuple[int, int]
 ) -> None:
-    before = toy.state([[1]], [budget])
+    before = scripted.state([[1]], [budget])
     after, _ = run(before, [[10, 11, STOP, 20, 21]], rounds=9)
     assert emitted(before, after) == expected
     assert int(after.finish[0]) == finish
@@ -103,14 +103,14 @@ def test_stop_or_budget_whichever_comes_first(
 
 def test_the_budget_is_used_up_exactly() -> None:
     for budget in range(1, 12):
-        before = toy.state([[1]], [budget], stops=())
+        before = scripted.state([[1]], [budget], stops=())
         after, _ = run(before, [[20, 21, 22, 23, 24]], rounds=50)
         assert emitted(before, after) == [10, 11, 12, *range(20, 32)][:budget]
         assert int(after.finish[0]) == Finish.LENGTH
 
 
 def test_a_rejected_stop_is_no_stop() -> None:
-    before = toy.state([[1]], [20])
+    before = scripted.state([[1]], [20])
     after, _ = run(before, [[10, STOP, 20]])
     assert emitted(before, after) == [10, 11]
     assert int(after.finish[0]) == Finish.NONE
@@ -118,7 +118,7 @@ def test_a_rejected_stop_is_no_stop() -> None:
 
 
 def test_the_correction_may_be_the_stop() -> None:
-    before = toy.state([[10]], [20])
+    before = scripted.state([[10]], [20])
     after, _ = run(before, [[11, 13, 14]])
     assert emitted(before, after) == [11, STOP]
     assert int(after.finish[0]) == Finish.STOP
@@ -126,13 +126,13 @@ def test_the_correction_may_be_the_stop() -> None:
 
 
 def test_several_stop_ids() -> None:
-    before = toy.state([[12]], [20], stops=(22, 21))
+    before = scripted.state([[12]], [20], stops=(22, 21))
     after, _ = run(before, [[20, 21, 22, 23, 24]])
     assert emitted(before, after) == [20, 21]
 
 
 def test_rows_are_cut_each_at_its_own_place() -> None:
-    before = toy.state([[1], [5, 4, 3, 1], [20], [1]], [2, 20, 20, 20])
+    before = scripted.state([[1], [5, 4, 3, 1], [20], [1]], [2, 20, 20, 20])
     before = dataclasses.replace(before, active=jnp.array([True, True, True, False]))
     after, rounds = run(before, [[10, 11, 12], [10, 11], [21, 22, 9, 9, 9], [10, 11, 12]], rounds=1)
     assert rounds == 1
@@ -154,7 +154,7 @@ def test_rows_are_cut_each_at_its_own_place() -> None:
 
 
 def test_rounds_without_any_draft_are_plain_rounds() -> None:
-    before = toy.state([[1], [20]], [30, 4])
+    before = scripted.state([[1], [20]], [30, 4])
     after, rounds = run(before, [[], []], rounds=3)
     assert rounds == 3
     assert emitted(before, after, 0) == [10, 11, STOP]
@@ -164,14 +164,14 @@ def test_rounds_without_any_draft_are_plain_rounds() -> None:
 
 
 def test_gamma_zero_leaves_the_drafter_alone() -> None:
-    before = toy.state([[1]], [30])
+    before = scripted.state([[1]], [30])
     after, _ = run(before, [[10, 11]], rounds=2, what=program(0))
     assert emitted(before, after) == [10, 11]
     assert int(after.drafter[0]) == 0
 
 
 def test_the_chunk_yields_when_asked() -> None:
-    before = toy.state([[1], [13]], [2, 9], stops=())
+    before = scripted.state([[1], [13]], [2, 9], stops=())
     after, rounds = run(before, [[], []], rounds=50)
     assert rounds == 9
     assert not after.active.any()
@@ -190,9 +190,9 @@ def test_the_chunk_yields_when_asked() -> None:
 def test_unusable_logits_end_the_row_where_plain_decoding_would(
     bad: float, temperature: float, verification: Verification
 ) -> None:
-    logits = toy.table(_11=bad)
+    logits = scripted.table(_11=bad)
     params = SamplingParams(temperature=temperature)
-    two = functools.partial(toy.state, [[1], [20]], [20, 20], stops=(25,), params=params)
+    two = functools.partial(scripted.state, [[1], [20]], [20, 20], stops=(25,), params=params)
     for drafts in ([], [10], [10, 11], [10, 11, 12, 20]):
         before = two()
         after, _ = run(before, [drafts, [21]], 30, logits, what=program(verification=verification))
@@ -207,30 +207,32 @@ def test_unusable_logits_end_the_row_where_plain_decoding_would(
 
 
 def test_unusable_logits_past_the_stop_or_the_budget_do_not_matter() -> None:
-    logits = toy.table(_12=math.nan)
-    before = toy.state([[1]], [20])
+    logits = scripted.table(_12=math.nan)
+    before = scripted.state([[1]], [20])
     after, _ = run(before, [[10, 11, STOP, 20]], logits=logits)
     assert emitted(before, after) == [10, 11, STOP]
     assert int(after.finish[0]) == Finish.STOP
-    before = toy.state([[1]], [3], stops=())
+    before = scripted.state([[1]], [3], stops=())
     after, _ = run(before, [[10, 11, 12, 20]], logits=logits)
     assert emitted(before, after) == [10, 11, 12]
     assert int(after.finish[0]) == Finish.LENGTH
 
 
 def test_unusable_logits_after_a_rejection_do_not_matter() -> None:
-    before = toy.state([[1]], [20])
-    after, _ = run(before, [[10, 13, 14]], logits=toy.table(_14=math.nan))
+    before = scripted.state([[1]], [20])
+    after, _ = run(before, [[10, 13, 14]], logits=scripted.table(_14=math.nan))
     assert emitted(before, after) == [10, 11]
     assert int(after.finish[0]) == Finish.NONE
 
 
 def test_prefill_stops_before_the_pending_token() -> None:
-    before = toy.state([[3, 4, 5, 6, 7], [9], [2, 2]], [5, 5, 5])
+    before = scripted.state([[3, 4, 5, 6, 7], [9], [2, 2]], [5, 5, 5])
     empty = dataclasses.replace(before.cache, length=jnp.zeros(3, jnp.int32))
     before = dataclasses.replace(
         before, cache=empty, active=jnp.array([True, True, False]), drafter=jnp.zeros(3, jnp.int32)
     )
-    after = decoding.prefill(Bigram(), Script(), 2, toy.table(), toy.script([], [], []), before)
+    after = decoding.prefill(
+        Bigram(), Script(), 2, scripted.table(), scripted.script([], [], []), before
+    )
     assert list(after.cache.length) == [4, 0, 0]
     assert list(after.length) == [5, 1, 2]

@@ -19,11 +19,11 @@ from jspec import decoding, randomness
 from jspec.config import SamplingParams, Verification
 from jspec.decoding import Program
 from jspec.randomness import Purpose
-from tests.jspec import toys
+from tests import table_models
 
 VOCAB, GAMMA = 6, 3
-MODEL = toys.TableTarget(VOCAB)
-DRAFTER = toys.TableDrafter()
+MODEL = table_models.TableTarget(VOCAB)
+DRAFTER = table_models.TableDrafter()
 _generator = np.random.default_rng(2)
 TARGET = _generator.normal(0, 1, (VOCAB,) * 3).astype(np.float32)
 DRAFT = (TARGET.mean(axis=0) * 2).astype(np.float32)
@@ -125,7 +125,7 @@ def test_gumbels_are_standard() -> None:
 def test_no_key_is_used_twice_in_a_decode(rule: Verification) -> None:
     params = [SamplingParams(temperature=1.0, max_new_tokens=n) for n in (9, 12)]
     seeds = np.array([1, 2])
-    state = toys.start(MODEL, TARGET, np.ones((2, 2), int), params, seeds, GAMMA, DRAFTER)
+    state = table_models.start(MODEL, TARGET, np.ones((2, 2), int), params, seeds, GAMMA, DRAFTER)
     program = Program(MODEL, DRAFTER, GAMMA, rule)
     real, active = randomness.node_keys, np.ones(2, bool)
     seen: list[tuple[int, ...]] = []
@@ -157,7 +157,7 @@ def _decode(
     rounds_per_chunk: int = 64,
 ) -> list[list[int]]:
     seeds = np.array([p.seed for p in params])
-    state = toys.start(MODEL, TARGET, prompts, params, seeds, GAMMA, DRAFTER)
+    state = table_models.start(MODEL, TARGET, prompts, params, seeds, GAMMA, DRAFTER)
     program = Program(MODEL, DRAFTER, GAMMA, rule)
     while np.asarray(state.active).any():
         state, _ = run_chunk(

@@ -23,7 +23,7 @@ from jspec.decoding import Program
 from jspec.drafting.protocol import Dense, PointMass, Proposal
 from jspec.randomness import Purpose
 from jspec.verification import verify_chain
-from tests.jspec import toys
+from tests import table_models
 from tests.oracles import chains, transforms
 from tests.oracles.transforms import Transforms
 
@@ -188,12 +188,12 @@ def _decode(
 ) -> np.ndarray:
     """Return [params, count, longest budget] tokens of rows that differ in their seed alone."""
     target, draft = _small_tables()
-    drafter = toys.TableDrafter(deterministic)
-    model = toys.TableTarget(SMALL)
+    drafter = table_models.TableDrafter(deterministic)
+    model = table_models.TableTarget(SMALL)
     total = len(params) * count
     prompts = np.tile(np.array(PROMPT), (total, 1))
     seeds = np.arange(total) + 1000
-    state = toys.start(model, target, prompts, params, seeds, gamma, drafter)
+    state = table_models.start(model, target, prompts, params, seeds, gamma, drafter)
     program = Program(model, drafter, gamma, rule)
     state, _ = chunk(program, target, draft, state, np.int32(64), np.bool_(False))
     assert not np.asarray(state.active).any()

@@ -14,7 +14,8 @@ from jspec import cache as kv
 from jspec import counters, decoding, randomness, sampling, trees
 from jspec.cache import KVCache
 from jspec.config import SamplingParams
-from jspec.drafting.protocol import Context, Dense, Drafter, Outcome, PointMass, Proposal
+from jspec.drafting.protocol import Context, Dense, Drafter, PointMass, Proposal
+from jspec.drafting.stateless import StatelessDrafter
 from jspec.randomness import Purpose
 from jspec.state import DecodeState
 from jspec.trees import Topology
@@ -58,30 +59,10 @@ class TableTarget:
 
 
 @dataclasses.dataclass(frozen=True)
-class TableDrafter:
+class TableDrafter(StatelessDrafter):
     """Drafts from table[last token], params being [V, V]; drawn, or (deterministic) the argmax."""
 
     deterministic: bool = False
-
-    @property
-    def feature_layers(self) -> tuple[int, ...]:
-        return ()
-
-    def init(self, batch: int, capacity: int, dtype: DTypeLike) -> tuple[()]:
-        return ()
-
-    def synced(self, state: tuple[()], length: jax.Array) -> jax.Array:
-        return length
-
-    def extend(
-        self,
-        params: jax.Array,
-        state: tuple[()],
-        tokens: jax.Array,
-        count: jax.Array,
-        features: tuple[jax.Array, ...],
-    ) -> tuple[()]:
-        return ()
 
     def propose(
         self, params: jax.Array, state: tuple[()], context: Context, gamma: int
@@ -107,12 +88,6 @@ class TableDrafter:
             law=PointMass() if self.deterministic else Dense(log_q=jnp.stack(laws, axis=1)),
         )
         return proposal, ()
-
-    def absorb(self, state: tuple[()], outcome: Outcome) -> tuple[()]:
-        return ()
-
-    def permute_rows(self, state: tuple[()], source: jax.Array) -> tuple[()]:
-        return ()
 
 
 _prefill = jax.jit(decoding.prefill, static_argnums=(0, 1, 2))
