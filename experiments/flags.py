@@ -21,7 +21,10 @@ MODEL = flags.DEFINE_string(
     "organisation/name, or smollm2.",
 )
 DTYPE = flags.DEFINE_enum(
-    "dtype", "float32", ["float32", "bfloat16", "float16"], "Of weights and cache."
+    "dtype",
+    "float32",
+    ["float32", "bfloat16", "float16"],
+    "Of weights and cache; the 16-bit ones are slow on CPU.",
 )
 
 DRAFTER = flags.DEFINE_enum(

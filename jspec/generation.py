@@ -113,6 +113,13 @@ class Decoder:
         if speculation is None:
             speculation = SpeculationConfig() if drafter else SpeculationConfig(gamma=0)
         require(
+            drafter is None or isinstance(drafter, BoundDrafter),
+            "drafter",
+            drafter,
+            "is no drafter",
+            "give jspec.ngram(), jspec.draft_model(...), jspec.early_exit(...) or a BoundDrafter",
+        )
+        require(
             drafter is not None or speculation.gamma == 0,
             "gamma",
             speculation.gamma,

@@ -164,3 +164,8 @@ def test_a_drafter_without_gamma_is_not_run() -> None:
     assert plain.drafter is None
     assert Decoder(target()).speculation.gamma == 0
     assert Decoder(target(), ngram()).speculation.gamma == SpeculationConfig().gamma
+
+
+def test_what_is_no_drafter_is_refused() -> None:
+    with pytest.raises(InputError, match=r"drafter=.*is no drafter; give jspec\.ngram\(\)"):
+        Decoder(target(), ngram)  # type: ignore[arg-type]
