@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import datetime
 import os
 import statistics
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax
 from absl import flags as absl_flags
 
 import jspec
-from experiments import bench_report, drafters, flags, models, runs, timing, workloads
+from experiments import bench_report, drafters, environment, flags, models, runs, timing, workloads
 from experiments.experiment import Experiment
 from experiments.help import ours
 from experiments.peers import PeerRun, TransformersPeer
@@ -106,13 +108,24 @@ def _run() -> int:
             results.append(result)
             run.append("metrics.jsonl", bench_report.line(result))
         summary = bench_report.summarise(results, steps, peer.versions if peer else None)
+        summary["setting"] = _setting(drafter)
         bench_report.plot(summary, run.folder / "bench.png")
         run.write_text("report.html", bench_report.html(summary, run.folder / "bench.png"))
         run.write_json("summary.json", summary)
         status.clear()
         print(bench_report.text(summary))
-        print(f"\nResults in {run.folder}")
+        print(f"\nResults: {run.folder}")
     return 0
+
+
+def _setting(drafter: jspec.BoundDrafter) -> str:
+    """Return what was measured where and when, in a sentence."""
+    return (
+        f"{flags.MODEL.value}, {flags.DTYPE.value}, drafter {drafter.name}, gamma "
+        f"{flags.GAMMA.value}, at most {flags.MAX_NEW_TOKENS.value} tokens a prompt, batch 1; "
+        f"{environment.cores()} cores of {environment.cpu_model()}, {environment.devices()}, "
+        f"jax {jax.__version__}; {datetime.date.today().isoformat()}."
+    )
 
 
 def _integers(name: str, items: Sequence[str]) -> list[int]:

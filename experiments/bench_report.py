@@ -141,15 +141,16 @@ def _facts(summary: dict[str, Any]) -> list[str]:
     gamma = steps["gamma"]
     wide = steps["step_ratios"][f"1 {gamma + 1}"]
     facts = [
+        summary["setting"],
         f"Weights {steps['weight_bytes'] / 1e6:.0f} MB read at {steps['read_bandwidth'] / 1e9:.1f} "
         f"GB/s; a one-token step reaches {steps['bandwidth_share']:.2f} of that.",
         f"A forward pass over {gamma + 1} tokens costs {wide:.2f} one-token passes.",
-        f"Everything but the forward pass: {tables.percent(max(steps['overhead_plain'], 0))} of a "
-        f"plain round, {tables.percent(max(steps['overhead_wide'], 0))} of a round of {gamma} "
-        "drafts.",
-        "Walltime reaches "
-        f"{summary['total']['predicted_over_measured_walltime']:.2f} of what rounds and step times "
-        "predict.",
+        f"Everything but the forward pass: {100 * steps['overhead_plain']:+.1f} % of a plain "
+        f"round, {100 * steps['overhead_wide']:+.1f} % of a round of {gamma} drafts. A negative "
+        "share is noise, and says how large that is.",
+        "Speculative walltime: rounds and the step times around each prompt predict "
+        f"{summary['total']['predicted_over_measured_walltime']:.2f} of what was measured. (The "
+        "predicted speedup also predicts the plain run, from the one-token step.)",
     ]
     if summary["peer"]:
         facts.append(

@@ -45,7 +45,10 @@ class TransformersPeer:
             import transformers
         except ImportError as error:
             raise InputError(
-                "peers", "transformers", f"is not installed ({error})", "pip install 'jspec[peers]'"
+                "peers",
+                "transformers",
+                f"is not installed ({error})",
+                "in the checkout, pip install '.[peers]'",
             ) from None
         if model.config.rope.scaling != "none":
             raise InputError(

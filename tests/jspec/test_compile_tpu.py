@@ -38,7 +38,7 @@ ROWS = 1
 @functools.cache
 def chip() -> jax.Device:
     if importlib.util.find_spec("libtpu") is None:
-        pytest.skip("libtpu is not installed; pip install 'jspec[compile-tpu]' compiles for a TPU")
+        pytest.skip("libtpu is not installed; in the checkout, pip install '.[compile-tpu]'")
     from jax.experimental import topologies
 
     try:
