@@ -242,12 +242,13 @@ def html(summary: dict[str, Any], picture: Path) -> str:
     table = row(header, "th") + "".join(row(cells, "td") for cells in body)
     return (
         '<!doctype html><html lang="en"><meta charset="utf-8"><title>jspec bench</title><style>'
-        "body{font:15px/1.5 system-ui,sans-serif;max-width:64rem;margin:2rem auto;padding:0 1rem}"
-        "table{border-collapse:collapse}th,td{padding:.25rem .7rem;text-align:right;"
+        "body{font:15px/1.5 system-ui,sans-serif;max-width:76rem;margin:2rem auto;padding:0 1rem}"
+        "table{border-collapse:collapse}th,td{padding:.25rem .5rem;text-align:right;"
         "border-bottom:1px solid #ddd}th:first-child,td:first-child{text-align:left}"
         "tr:last-child{font-weight:600}img{max-width:100%}</style>"
         f"<h1>Plain against speculative decoding</h1><ul>{facts}</ul>"
         f'<img alt="cost of verifying and speedup by category" src="data:image/png;base64,{image}">'
-        f"<table>{table}</table><p>Ratios of totals, measured in one interleaved run; "
+        f'<div style="overflow-x:auto"><table>{table}</table></div>'
+        "<p>Ratios of totals, measured in one interleaved run; "
         "the predicted speedup is computed from measured rounds and step times.</p></html>\n"
     )
