@@ -212,9 +212,7 @@ def decode_every_way(
 ) -> PromptResult:
     """Decode one prompt plainly, speculatively and by the peer, with step times around it."""
     target = plain.target
-    state = plain.new_state([request])
-    capacity, context = int(state.tokens.shape[1]), len(request.token_ids)
-    del state
+    capacity, context = plain.capacity([request]), len(request.token_ids)
     gamma = speculative.speculation.gamma
     timers = {
         nodes: timing.step_timer(target, 1, nodes, capacity, context, _STEPS)
@@ -226,9 +224,7 @@ def decode_every_way(
     short = dataclasses.replace(
         request, sampling=dataclasses.replace(request.sampling, max_new_tokens=2)
     )
-    short_state = plain.new_state([short])
-    same_bucket = int(short_state.tokens.shape[1]) == capacity
-    del short_state
+    same_bucket = plain.capacity([short]) == capacity
     for decoder in (plain, speculative):
         decoder.generate([short if same_bucket else request])
 

@@ -211,20 +211,25 @@ class Decoder:
         for start in range(0, len(requests), self.batch_size):
             yield from self._batch(requests[start : start + self.batch_size], start)
 
+    def capacity(self, requests: Sequence[Request]) -> int:
+        """Return the slots a row of a batch: its longest row, rounded up to a multiple of 128."""
+        return -(-max(map(self._end, requests)) // 128) * 128
+
+    def _end(self, request: Request) -> int:
+        """Return the length at which a request's budget or the context is used up."""
+        longest = len(request.token_ids) + request.sampling.max_new_tokens
+        return min(longest, self.target.config.max_context)
+
     def new_state(self, requests: Sequence[Request]) -> DecodeState:
         """Return the state of a batch before its prefill, in buckets of static shape.
 
-        Rows are padded to a power of two with inactive ones, and the capacity is that of the
-        longest row, rounded up to a multiple of 128.
+        Rows are padded to a power of two with inactive ones; see `capacity` for the slots.
         """
-        config = self.target.config
         rows = min(self.batch_size, _power_of_two(len(requests)))
         filler = Request((0,), SamplingParams(max_new_tokens=1, seed=0))
         padded = [*requests, *[filler] * (rows - len(requests))]
-        ends = [
-            min(len(r.token_ids) + r.sampling.max_new_tokens, config.max_context) for r in padded
-        ]
-        capacity = -(-max(ends) // 128) * 128
+        ends = [self._end(request) for request in padded]
+        capacity = self.capacity(padded)
         tokens = np.zeros((rows, capacity), np.int32)
         stops = [self._stops(r.sampling) for r in padded]
         stop_ids = np.full((rows, max(4, _power_of_two(max(map(len, stops))))), -1, np.int32)
