@@ -13,14 +13,16 @@ round and the chunk), `jspec.verification`, `jspec.sampling`, `jspec.drafting.pr
 """
 
 from jspec.api import Prompt, generate, stream, to_token_ids
-from jspec.config import ModelConfig, RopeConfig, SamplingParams, SpeculationConfig
+from jspec.config import ModelConfig, RopeConfig, SpeculationConfig
 from jspec.drafting import BoundDrafter
 from jspec.drafting.ngram import ngram
 from jspec.errors import InputError
-from jspec.generation import Completion, Decoder, Delta, Request
+from jspec.generation import Decoder
 from jspec.model import Model, load
 from jspec.model import draft_model_for as draft_model
 from jspec.model import early_exit_of as early_exit
+from jspec.requests import Completion, Delta, Request, TokenLogProbs
+from jspec.sampling_params import SamplingParams
 
 __all__ = [
     "BoundDrafter",
@@ -35,6 +37,7 @@ __all__ = [
     "RopeConfig",
     "SamplingParams",
     "SpeculationConfig",
+    "TokenLogProbs",
     "draft_model",
     "early_exit",
     "generate",

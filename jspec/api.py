@@ -7,11 +7,13 @@ from typing import TypeGuard
 
 import numpy as np
 
-from jspec.config import SamplingParams, SpeculationConfig
+from jspec.config import SpeculationConfig
 from jspec.drafting import BoundDrafter
 from jspec.errors import InputError
-from jspec.generation import Completion, Decoder, Delta, Request
+from jspec.generation import Decoder
 from jspec.model import Model
+from jspec.requests import Completion, Delta, Request
+from jspec.sampling_params import SamplingParams
 
 # Text to be continued as it stands, a chat (turns with "role" and "content"), or token ids.
 Prompt = str | Sequence[Mapping[str, str]] | Sequence[int]

@@ -1,29 +1,14 @@
-"""Frozen, hashable configuration: what the model is, how to sample, how to speculate."""
+"""Frozen, hashable configuration: what the model is, and how much to speculate."""
 
 from __future__ import annotations
 
 import dataclasses
-import numbers
-from collections.abc import Collection
 from typing import Literal
 
-from jspec.errors import InputError, require
+from jspec.errors import InputError, require, require_integer
 
+Activation = Literal["silu", "gelu_tanh"]
 Verification = Literal["token", "block"]
-
-# Beyond about 8e37 the reciprocal of a float32 is flushed to 0, and -inf logits would turn to NaN.
-_MAX_TEMPERATURE = 1e37
-
-
-def _require_integer(field: str, value: object) -> None:
-    """Refuse 0.5 and True where a count is wanted: arrays of integers would cut them silently."""
-    require(
-        isinstance(value, numbers.Integral) and not isinstance(value, bool),
-        field,
-        value,
-        "is not an integer",
-        "give an integer",
-    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,27 +17,34 @@ class RopeConfig:
 
     Attributes:
         theta: base of the geometric progression of wavelengths.
-        scaling: "none"; "linear" (positions divided by `factor`); or "llama3" (long wavelengths
-            divided by `factor`, short ones kept, a smooth blend between; Llama 3.1's rule).
+        scaling: "none"; "linear" (positions divided by `factor`); "llama3" (long wavelengths
+            divided by `factor`, short ones kept, a smooth blend between; Llama 3.1's rule); or
+            "yarn" (the same idea, blended by dimension; Peng et al., arXiv 2309.00071).
         factor: the scaling factor, >= 1.
         low_freq_factor: llama3 only; wavelengths above original_context / this are divided.
         high_freq_factor: llama3 only; wavelengths below original_context / this are kept.
-        original_context: llama3 only; context length of pre-training, in tokens.
+        original_context: llama3 and yarn; context length of pre-training, in tokens.
+        beta_fast: yarn only; dimensions that turn more often within original_context are kept.
+        beta_slow: yarn only; dimensions that turn less often are divided.
+        attention_factor: the rotated queries and keys are multiplied by it (yarn's temperature).
     """
 
     theta: float = 10000.0
-    scaling: Literal["none", "linear", "llama3"] = "none"
+    scaling: Literal["none", "linear", "llama3", "yarn"] = "none"
     factor: float = 1.0
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
     original_context: int = 8192
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    attention_factor: float = 1.0
 
     def __post_init__(self) -> None:
         require(self.theta > 0, "rope.theta", self.theta, "is not positive", "give a base > 0")
         require(self.factor >= 1, "rope.factor", self.factor, "is below 1", "give a factor >= 1")
-        if self.scaling not in ("none", "linear", "llama3"):
+        if self.scaling not in ("none", "linear", "llama3", "yarn"):
             raise InputError(
-                "rope.scaling", self.scaling, "is not supported", "use none, linear or llama3"
+                "rope.scaling", self.scaling, "is not supported", "use none, linear, llama3 or yarn"
             )
         if self.scaling == "llama3" and not self.high_freq_factor > self.low_freq_factor:
             raise InputError(
@@ -61,6 +53,13 @@ class RopeConfig:
                 f"is not above low_freq_factor ({self.low_freq_factor})",
                 "check the checkpoint's rope scaling",
             )
+        require(
+            self.attention_factor > 0,
+            "rope.attention_factor",
+            self.attention_factor,
+            "is not positive",
+            "check the checkpoint's rope scaling",
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,9 +80,21 @@ class ModelConfig:
         rope: rotary position embedding.
         tie_embeddings: the head is the embedding.
         attention_bias: biases on the query, key and value projections.
-        activation: gate activation.
+        activation: gate activation: "silu", or "gelu_tanh" (the tanh approximation of GELU).
         token_count: number of real ids, where the embedding is padded beyond them; ids at or above
             it are never proposed or emitted. None when every row is real.
+        qk_norm: an RMS norm over each head's query and key, before the rotation.
+        post_norms: RMS norms of what attention and the feed-forward block add to the stream.
+        norm_unit_offset: every RMS norm multiplies by 1 + weight, not by weight. The weight is kept
+            as trained and 1 added in float32 in the pass: folded into it, bfloat16 would keep of a
+            weight near 0 only what shows beside the 1 (7 bits after the point).
+        embedding_scale: the embeddings are multiplied by it, rounded to their dtype; None: by 1.
+        attention_scale: the scores are multiplied by it; None: by head_dim ** -0.5.
+        attention_softcap: c in scores -> c tanh(scores / c), before the mask; None: no cap.
+        logit_softcap: the same of the model's logits.
+        windows: for each layer, how many positions its nodes see, their own included; None sees
+            all. () when every layer sees all.
+        local_rope: rotary embedding of the layers with a window, where theirs differs.
     """
 
     name: str
@@ -99,8 +110,17 @@ class ModelConfig:
     rope: RopeConfig = dataclasses.field(default_factory=RopeConfig)
     tie_embeddings: bool = False
     attention_bias: bool = False
-    activation: Literal["silu"] = "silu"
+    activation: Activation = "silu"
     token_count: int | None = None
+    qk_norm: bool = False
+    post_norms: bool = False
+    norm_unit_offset: bool = False
+    embedding_scale: float | None = None
+    attention_scale: float | None = None
+    attention_softcap: float | None = None
+    logit_softcap: float | None = None
+    windows: tuple[int | None, ...] = ()
+    local_rope: RopeConfig | None = None
 
     def __post_init__(self) -> None:
         for field in (
@@ -129,95 +149,51 @@ class ModelConfig:
             "is odd, so rotary positions cannot pair its dimensions",
             "check the checkpoint's config",
         )
+        require(
+            self.activation in ("silu", "gelu_tanh"),
+            "activation",
+            self.activation,
+            "is not supported",
+            "use silu or gelu_tanh",
+        )
+        for field in (
+            "embedding_scale",
+            "attention_scale",
+            "attention_softcap",
+            "logit_softcap",
+        ):
+            value = getattr(self, field)
+            require(
+                value is None or value > 0,
+                field,
+                value,
+                "is not positive",
+                "check the checkpoint's config, or give None",
+            )
+        require(
+            len(self.windows) in (0, self.num_layers),
+            "windows",
+            self.windows,
+            f"is not one entry for each of {self.num_layers} layers",
+            "give an integer or None for each layer",
+        )
+        for window in self.windows:
+            require(
+                window is None or window >= 1,
+                "windows",
+                window,
+                "is not positive",
+                "check the checkpoint's config, or give None",
+            )
+
+    def window(self, layer: int) -> int | None:
+        """Return how many positions a node of `layer` sees, or None for all."""
+        return self.windows[layer] if self.windows else None
 
     @property
     def queries_per_kv(self) -> int:
         """Query heads that share one key/value head."""
         return self.num_heads // self.num_kv_heads
-
-
-@dataclasses.dataclass(frozen=True)
-class SamplingParams:
-    """How one request is sampled. Every field is per row and holds at every verified position.
-
-    The transforms apply in this order: temperature, top_k, top_p, min_p. Each works on what the one
-    before left, renormalised. Tokens tied with the last one kept are kept too.
-
-    Attributes:
-        temperature: 0 is greedy (argmax, lowest id first on exact ties); otherwise logits are
-            divided by it.
-        top_k: keep the k most probable tokens; 0 keeps all.
-        top_p: keep the smallest set of most probable tokens whose probability reaches top_p.
-        min_p: keep tokens with at least min_p times the largest probability; 0 keeps all.
-        seed: 64-bit seed of the request's random streams; None draws a fresh one from the OS.
-        max_new_tokens: at most this many tokens, and exactly as many when nothing stops the row.
-        stop_token_ids: ids that end the row, beside the model's own end-of-sequence ids. The id is
-            part of the output.
-        ignore_eos: do not stop at the model's own end-of-sequence ids.
-    """
-
-    temperature: float = 0.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-    seed: int | None = None
-    max_new_tokens: int = 128
-    stop_token_ids: tuple[int, ...] = ()
-    ignore_eos: bool = False
-
-    def __post_init__(self) -> None:
-        require(
-            0 <= self.temperature <= _MAX_TEMPERATURE,
-            "temperature",
-            self.temperature,
-            f"is not a number in [0, {_MAX_TEMPERATURE:g}]",
-            "give 0 for greedy or a positive temperature",
-        )
-        _require_integer("top_k", self.top_k)
-        require(self.top_k >= 0, "top_k", self.top_k, "is negative", "give 0 to keep all tokens")
-        require(
-            0 < self.top_p <= 1,
-            "top_p",
-            self.top_p,
-            "is outside (0, 1]",
-            "give 1 to keep all tokens",
-        )
-        require(
-            0 <= self.min_p <= 1,
-            "min_p",
-            self.min_p,
-            "is outside [0, 1]",
-            "give 0 to keep all tokens",
-        )
-        _require_integer("max_new_tokens", self.max_new_tokens)
-        require(
-            self.max_new_tokens >= 1,
-            "max_new_tokens",
-            self.max_new_tokens,
-            "is below 1",
-            "ask for at least one token",
-        )
-        if self.seed is not None:
-            _require_integer("seed", self.seed)
-            require(
-                0 <= self.seed < 2**64,
-                "seed",
-                self.seed,
-                "does not fit in 64 bits",
-                "give a seed in [0, 2**64)",
-            )
-        require(
-            isinstance(self.stop_token_ids, Collection),
-            "stop_token_ids",
-            self.stop_token_ids,
-            "is not a list of ids",
-            "give a tuple of ids of the vocabulary",
-        )
-        for token in self.stop_token_ids:
-            _require_integer("stop_token_ids", token)
-            require(
-                token >= 0, "stop_token_ids", token, "is negative", "give ids of the vocabulary"
-            )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -237,8 +213,8 @@ class SpeculationConfig:
     rounds_per_chunk: int = 64
 
     def __post_init__(self) -> None:
-        _require_integer("gamma", self.gamma)
-        _require_integer("rounds_per_chunk", self.rounds_per_chunk)
+        require_integer("gamma", self.gamma)
+        require_integer("rounds_per_chunk", self.rounds_per_chunk)
         require(
             0 <= self.gamma <= 127,
             "gamma",

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
 from jspec import cache as kv
-from jspec import counters, randomness, trees
+from jspec import edits, logprobs, randomness, sampling, trace, trees
 from jspec.cache import KVCache
 from jspec.config import Verification
 from jspec.drafting.protocol import Context, Drafter, Outcome, PointMass, Proposal
@@ -107,8 +107,9 @@ def prefill(
         def step(state: DecodeState) -> DecodeState:
             count = jnp.clip(missing(state), 0, width)
             tokens = _following(state.tokens, state.cache.length, width)
-            _, cache, features = target.forward(params, tokens, state.cache, chain, layers)
+            hidden, cache, features = target.forward(params, tokens, state.cache, chain, layers)
             inner = state.drafter
+            state = _record_prompt(target, params, hidden, count, state)
             if drafter is not None:
                 inner = drafter.extend(drafter_params, inner, tokens, count, features)
             return dataclasses.replace(state, cache=kv.commit(cache, count), drafter=inner)
@@ -120,6 +121,26 @@ def prefill(
     if narrow < NARROWEST_PREFILL:
         return run(width, 0, state)
     return run(narrow, 0, run(width, width // 2, state))
+
+
+def _record_prompt(
+    target: Target, params: Any, hidden: jax.Array, count: jax.Array, state: DecodeState
+) -> DecodeState:
+    """Keep the prompt's log probabilities, if asked for: each output predicts the next token."""
+    if state.logprobs is None or not state.logprobs.of_prompt:
+        return state
+    width = hidden.shape[1] // count.shape[0]
+    start = state.cache.length + 1
+    position = jnp.arange(width, dtype=jnp.int32)[None, :]
+    real = position < count[:, None]
+    kept = logprobs.record_prompt(
+        state.logprobs,
+        lambda columns: target.logits(params, columns),
+        hidden,
+        _following(state.tokens, start, width),
+        jnp.where(real, start[:, None] + position, state.tokens.shape[1]),
+    )
+    return dataclasses.replace(state, logprobs=kept)
 
 
 def catch_up(drafter: Drafter, width: int, drafter_params: Any, state: DecodeState) -> DecodeState:
@@ -232,11 +253,30 @@ def _verify_and_commit(
         )
         logits = program.target.logits(params, hidden)
         logits = logits.reshape(batch, width, -1)
+    with jax.named_scope("edit"):
+        raw_logits = logits
+        logits = edits.apply(
+            state.sampling.edits,
+            logits,
+            state.tokens,
+            state.length,
+            trees.paths(proposal.tokens, proposal.topology),
+        )
     with jax.named_scope("accept"):
         verdict = verify_chain(logits, proposal, state.sampling, keys, program.verification)
     with jax.named_scope("commit"):
         state = dataclasses.replace(state, cache=cache)
-        state, count = _commit(state, proposal, verdict)
+        state, committed = _commit(state, proposal, verdict)
+        count = committed.counts
+        if state.logprobs is not None:
+            kept = logprobs.record(
+                state.logprobs,
+                raw_logits,
+                sampling.log_probs(logits, state.sampling),
+                committed.tokens,
+                committed.slots,
+            )
+            state = dataclasses.replace(state, logprobs=kept)
         if drafter is not None and program.gamma > 0:
             path = jnp.broadcast_to(jnp.arange(width, dtype=jnp.int32), (batch, width))
             outcome = Outcome(length=state.length, committed=count, path=path, features=features)
@@ -244,14 +284,18 @@ def _verify_and_commit(
     return state
 
 
+class _Committed(NamedTuple):
+    """What a round committed: [B, K + 1] tokens and their slots (S past the [B] count)."""
+
+    tokens: jax.Array
+    slots: jax.Array
+    counts: jax.Array
+
+
 def _commit(
     state: DecodeState, proposal: Proposal, verdict: Verdict
-) -> tuple[DecodeState, jax.Array]:
-    """Cut the accepted tokens at stop and budget, and append them.
-
-    Returns:
-        The state after the round and the [B] int32 tokens committed.
-    """
+) -> tuple[DecodeState, _Committed]:
+    """Cut the accepted tokens at stop and budget, and append them."""
     batch, gamma = proposal.tokens.shape
     position = jnp.arange(gamma + 1, dtype=jnp.int32)[None, :]
     accepted = verdict.accepted[:, None]
@@ -280,27 +324,26 @@ def _commit(
     finish = jnp.where(stopped, int(Finish.STOP), state.finish)
     finish = jnp.where(full, int(Finish.LENGTH), finish)
     finish = jnp.where(failed, int(Finish.ERROR), finish)
-    proposed = jnp.sum(proposal.valid, axis=1, dtype=jnp.int32)
-    cut = failed | (count < verified)
-    counted = counters.record(
-        state.counters,
-        ran=count > 0,
-        proposed=jnp.where(cut, jnp.minimum(proposed, count), proposed),
-        accepted=jnp.minimum(verdict.accepted, count),
+    traced = trace.record(
+        state.trace,
+        slots=slot,
+        proposed=jnp.sum(proposal.valid, axis=1, dtype=jnp.int32),
+        accepted=verdict.accepted,
         overlap=verdict.overlap,
-        emitted=count,
-        discarded=verified - count,
+        discarded=jnp.where(state.active, verified - count, 0),
     )
+    known = edits.commit(state.sampling.edits, tokens, count)
     state = dataclasses.replace(
         state,
         tokens=buffer,
         length=length,
         active=state.active & (finish == int(Finish.NONE)),
         finish=finish,
+        sampling=dataclasses.replace(state.sampling, edits=known),
         cache=kv.commit(state.cache, count),
-        counters=counted,
+        trace=traced,
     )
-    return state, count
+    return state, _Committed(tokens, slot, count)
 
 
 def decode_chunk(
@@ -310,6 +353,7 @@ def decode_chunk(
     state: DecodeState,
     max_rounds: jax.Array,
     until_finish: jax.Array,
+    ended: jax.Array | None = None,
 ) -> tuple[DecodeState, jax.Array]:
     """Run rounds on the device until one of three things happens.
 
@@ -320,11 +364,14 @@ def decode_chunk(
         state: donated by the caller's jit; its buffers are updated in place.
         max_rounds: int32 scalar, most rounds to run.
         until_finish: bool scalar; return as soon as a row finishes, so that its slot can be reused.
+        ended: [B] bool, rows that the host has ended since the last chunk, at a stop text.
 
     Returns:
         The state when no row is active, `max_rounds` have run or (if asked) a row has finished;
         and the int32 number of rounds run.
     """
+    if ended is not None:
+        state = dataclasses.replace(state, active=state.active & ~ended)
     running = jnp.sum(state.active, dtype=jnp.int32)
 
     def more(carry: tuple[jax.Array, DecodeState]) -> jax.Array:

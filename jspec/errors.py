@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import math
+import numbers
+from typing import cast
+
 
 class InputError(ValueError):
     """Input that jspec refuses before any compute.
@@ -28,3 +32,26 @@ def require(condition: bool, field: str, value: object, problem: str, remedy: st
     """Raise `InputError` unless `condition` holds."""
     if not condition:
         raise InputError(field, value, problem, remedy)
+
+
+def require_integer(field: str, value: object) -> None:
+    """Refuse 0.5 and True where a count is wanted: arrays of integers would cut them silently."""
+    require(
+        isinstance(value, numbers.Integral) and not isinstance(value, bool),
+        field,
+        value,
+        "is not an integer",
+        "give an integer",
+    )
+
+
+def require_number(field: str, value: object) -> None:
+    """Refuse what is no finite real number: a text, True, NaN."""
+    real = isinstance(value, numbers.Real) and not isinstance(value, bool)
+    require(
+        real and math.isfinite(cast(float, value)),
+        field,
+        value,
+        "is not a finite number",
+        "give a number",
+    )

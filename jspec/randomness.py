@@ -8,6 +8,7 @@ slot, its batch neighbours or the order of arrival. Threefry only: "rbg" bits ch
 from __future__ import annotations
 
 import enum
+import hashlib
 import os
 
 import jax
@@ -23,10 +24,19 @@ class Purpose(enum.IntEnum):
     FINAL = 2
 
 
-def seed_words(seed: int | None) -> np.ndarray:
-    """Return a 64-bit seed as [2] uint32; None takes fresh entropy from the operating system."""
+def seed_words(seed: int | None, sample: int = 0) -> np.ndarray:
+    """Return the stream of a request's sample as [2] uint32.
+
+    Args:
+        seed: 64-bit; None takes fresh entropy from the operating system.
+        sample: the first one has the seed itself; further ones derive theirs by a hash, so that no
+            two samples of seeds near each other share a stream.
+    """
     if seed is None:
         seed = int.from_bytes(os.urandom(8), "little")
+    elif sample > 0:
+        text = f"{seed}:{sample}".encode()
+        seed = int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little")
     return np.array([seed >> 32, seed & 0xFFFFFFFF], np.uint32)
 
 

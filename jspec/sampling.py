@@ -1,9 +1,9 @@
 """The one transform pipeline from logits to the distribution that tokens are drawn from.
 
 Every place that needs a distribution (drafts, every verified node, the bonus token) calls
-`log_probs`; plain decoding is no exception. Order: temperature, top-k, top-p, min-p, each on what
-the one before left. The top-k and top-p thresholds are found by bisection on the bits of the
-floats, which needs no sort of the vocabulary.
+`jspec.edits.apply` and then `log_probs`; plain decoding is no exception. Order here: temperature,
+top-k, top-p, min-p, each on what the one before left. The top-k and top-p thresholds are found by
+bisection on the bits of the floats, which needs no sort of the vocabulary.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jspec.config import SamplingParams
+from jspec.edits import Edits
 from jspec.randomness import gumbels
+from jspec.sampling_params import SamplingParams
 
 
 @jax.tree_util.register_dataclass
@@ -29,22 +30,25 @@ class RowSampling:
         top_k: [B] int32; 0 keeps all.
         top_p: [B] float32; 1 keeps all.
         min_p: [B] float32; 0 keeps all.
+        edits: bias, penalties and forbidden tokens, which come before all of these.
     """
 
     temperature: jax.Array
     top_k: jax.Array
     top_p: jax.Array
     min_p: jax.Array
+    edits: Edits = dataclasses.field(default_factory=Edits)
 
 
-def rows(params: Sequence[SamplingParams]) -> RowSampling:
-    """Stack requests' parameters into arrays."""
+def rows(params: Sequence[SamplingParams], edits: Edits | None = None) -> RowSampling:
+    """Stack requests' parameters into arrays; `edits` are made by `jspec.edits.rows`."""
     most = np.iinfo(np.int32).max  # a top_k beyond it keeps all as well
     return RowSampling(
         temperature=jnp.asarray(np.array([p.temperature for p in params], np.float32)),
         top_k=jnp.asarray(np.array([min(p.top_k, most) for p in params], np.int32)),
         top_p=jnp.asarray(np.array([p.top_p for p in params], np.float32)),
         min_p=jnp.asarray(np.array([p.min_p for p in params], np.float32)),
+        edits=edits or Edits(),
     )
 
 
@@ -137,7 +141,7 @@ def log_probs(logits: jax.Array, sampling: RowSampling) -> jax.Array:
     A greedy row's is a point mass: 0 at the argmax (lowest id on exact ties), -inf elsewhere.
 
     Args:
-        logits: [B, K, V] float32; -inf is allowed, NaN is not.
+        logits: [B, K, V] float32, edited; -inf is allowed, NaN is not.
         sampling: of the B rows.
 
     Returns:

@@ -9,8 +9,9 @@ from typing import Any
 import jax
 
 from jspec.cache import KVCache
-from jspec.counters import Counters
+from jspec.logprobs import LogProbs
 from jspec.sampling import RowSampling
+from jspec.trace import Trace
 
 
 class Finish(enum.IntEnum):
@@ -42,7 +43,8 @@ class DecodeState:
         stop_ids: [B, K] int32, ids that end the row; -1 is padding.
         cache: the target's.
         drafter: the drafter's own state.
-        counters: raw counts.
+        trace: what every round proposed and accepted.
+        logprobs: log probabilities of the tokens, None where no row asks for them.
     """
 
     tokens: jax.Array
@@ -55,4 +57,5 @@ class DecodeState:
     stop_ids: jax.Array
     cache: KVCache
     drafter: Any
-    counters: Counters
+    trace: Trace
+    logprobs: LogProbs | None = None

@@ -9,7 +9,10 @@ from __future__ import annotations
 import dataclasses
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+
+from pallas_kernels.tree_attention.reference import unpack_ancestors
 
 Array = jax.Array | np.ndarray
 
@@ -69,3 +72,28 @@ def from_parents(parents: tuple[int, ...]) -> Topology:
 def chain(gamma: int) -> Topology:
     """Return the root followed by a chain of `gamma` drafts (T = gamma + 1)."""
     return from_parents(tuple(range(-1, gamma)))
+
+
+def paths(drafts: jax.Array, topology: Topology) -> jax.Array:
+    """Return the drafts on the way to every node.
+
+    Args:
+        drafts: [B, T - 1] int32, tokens of nodes 1 .. T - 1.
+        topology: of T nodes.
+
+    Returns:
+        [B, T, T - 1] int32: the tokens from the root (without it) to each node (with it) in order,
+        then -1.
+    """
+    size = topology.size
+    on_path = unpack_ancestors(jnp.asarray(topology.ancestors), size)[:, 1:]
+    place = jnp.asarray(topology.depths)[1:] - 1
+    # Nodes off the path go nowhere.
+    place = jnp.where(on_path, place[None, :], size)
+    batch = drafts.shape[0]
+    shape = (batch, size, size - 1)
+    row = jax.lax.broadcasted_iota(jnp.int32, shape, 0)
+    node = jax.lax.broadcasted_iota(jnp.int32, shape, 1)
+    result = jnp.full(shape, -1, jnp.int32)
+    token = jnp.broadcast_to(drafts[:, None, :], shape)
+    return result.at[row, node, jnp.broadcast_to(place[None], shape)].set(token, mode="drop")

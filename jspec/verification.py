@@ -181,7 +181,8 @@ def verify_chain(
     """Verify a chain of K drafts a row against the target.
 
     Args:
-        logits: [B, K + 1, V] float32, the target's at the pending token and at every draft.
+        logits: [B, K + 1, V] float32, the target's at the pending token and at every draft, after
+            `jspec.edits`.
         proposal: K drafts a row; K may be 0, which is plain sampling.
         rows: transforms of the B rows.
         keys: [B] typed round keys.

@@ -11,10 +11,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import DTypeLike
 
-from jspec import counters, sampling, trees
+from jspec import sampling, trace, trees
 from jspec.cache import KVCache
-from jspec.config import SamplingParams
 from jspec.drafting.protocol import Context, Outcome, PointMass, Proposal
+from jspec.sampling_params import SamplingParams
 from jspec.state import DecodeState
 from jspec.trees import Topology
 
@@ -115,7 +115,6 @@ def state(
     budgets: Sequence[int],
     stops: Sequence[int] = (STOP,),
     params: SamplingParams | None = None,
-    gamma: int = 5,
 ) -> DecodeState:
     """Return prefilled rows: the cache holds all but the pending token."""
     batch = len(prompts)
@@ -135,5 +134,5 @@ def state(
         stop_ids=jnp.tile(jnp.array([[*stops, *[-1] * (4 - len(stops))]], jnp.int32), (batch, 1)),
         cache=dataclasses.replace(cache, length=length - 1),
         drafter=jnp.zeros(batch, jnp.int32),
-        counters=counters.init(batch, gamma),
+        trace=trace.init(batch, SLOTS),
     )

@@ -11,12 +11,13 @@ import numpy as np
 from jax.typing import DTypeLike
 
 from jspec import cache as kv
-from jspec import counters, decoding, randomness, sampling, trees
+from jspec import decoding, edits, randomness, sampling, trace, trees
 from jspec.cache import KVCache
-from jspec.config import SamplingParams
 from jspec.drafting.protocol import Context, Dense, Drafter, PointMass, Proposal
 from jspec.drafting.stateless import StatelessDrafter
+from jspec.edits import RowEdits
 from jspec.randomness import Purpose
+from jspec.sampling_params import SamplingParams
 from jspec.state import DecodeState
 from jspec.trees import Topology
 
@@ -64,13 +65,18 @@ class TableDrafter(StatelessDrafter):
 
     deterministic: bool = False
 
+    def row(self, params: jax.Array, token: jax.Array) -> jax.Array:
+        """Return the [B, V] logits after the [B] tokens."""
+        return jnp.take(params, token, axis=0)
+
     def propose(
         self, params: jax.Array, state: tuple[()], context: Context, gamma: int
     ) -> tuple[Proposal, tuple[()]]:
         token = jnp.take_along_axis(context.tokens, context.length[:, None] - 1, axis=1)[:, 0]
-        drafts, laws = [], []
+        drafts: list[jax.Array] = []
+        laws = []
         for step in range(gamma):
-            logits = jnp.take(params, token, axis=0)
+            logits = context.edit(self.row(params, token), drafts)
             if self.deterministic:
                 token = jnp.argmax(logits, axis=-1).astype(jnp.int32)
             else:
@@ -101,6 +107,7 @@ def start(
     seeds: np.ndarray,
     gamma: int,
     drafter: Drafter | None = None,
+    stops: Sequence[int] = (),
 ) -> DecodeState:
     """Return prefilled rows.
 
@@ -112,6 +119,7 @@ def start(
         seeds: [B] below 2^32.
         gamma: largest of the rounds to come.
         drafter: whose state is put in.
+        stops: ids that end every row.
     """
     batch, length = prompts.shape
     given = list(params) * (batch // len(params))
@@ -119,6 +127,10 @@ def start(
     capacity = int(ends.max()) + gamma + 1
     tokens = np.zeros((batch, capacity), np.int32)
     tokens[:, :length] = prompts
+    asked = [
+        RowEdits(p, row, [w for w in p.bad_words if not isinstance(w, str)], stops)
+        for p, row in zip(given, prompts.tolist(), strict=True)
+    ]
     return _prefill(
         target,
         drafter,
@@ -131,11 +143,11 @@ def start(
             end=jnp.asarray(ends.astype(np.int32)),
             active=jnp.ones(batch, bool),
             finish=jnp.zeros(batch, jnp.int32),
-            sampling=sampling.rows(given),
+            sampling=sampling.rows(given, edits.rows(asked, target.vocab_size)),
             seeds=jnp.asarray(np.stack([np.zeros(batch), seeds], axis=1).astype(np.uint32)),
-            stop_ids=jnp.full((batch, 1), -1, jnp.int32),
+            stop_ids=jnp.tile(jnp.array([[*stops, -1]], jnp.int32), (batch, 1)),
             cache=target.init_cache(batch, capacity, jnp.float32),
             drafter=drafter.init(batch, capacity, jnp.float32) if drafter else (),
-            counters=counters.init(batch, gamma),
+            trace=trace.init(batch, capacity),
         ),
     )

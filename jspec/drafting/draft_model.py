@@ -82,9 +82,14 @@ class DraftModelDrafter:
         greedy = sampling.is_greedy(context.sampling)
         all_greedy = jnp.all(greedy)
 
-        def choose(hidden: jax.Array, step: int) -> tuple[jax.Array, jax.Array]:
+        drafts: list[jax.Array] = []
+        laws: list[jax.Array] = []
+
+        def choose(hidden: jax.Array) -> jax.Array:
             logits = self.model.logits(params, hidden)
             logits = fit_vocabulary(logits, context.vocab_size)
+            logits = context.edit(logits, drafts)
+            step = len(drafts)
 
             def drawn() -> tuple[jax.Array, jax.Array]:
                 log_q = sampling.log_probs(logits[:, None], context.sampling)[:, 0]
@@ -96,7 +101,10 @@ class DraftModelDrafter:
                 # q is not looked at when every row is greedy.
                 return jnp.argmax(logits, axis=-1).astype(jnp.int32), jnp.zeros_like(logits)
 
-            return jax.lax.cond(all_greedy, best, drawn)
+            token, log_q = jax.lax.cond(all_greedy, best, drawn)
+            drafts.append(token)
+            laws.append(log_q)
+            return token
 
         # Catch up on the one or two committed tokens that the cache lacks.
         behind = context.length - state.length
@@ -106,14 +114,11 @@ class DraftModelDrafter:
         state = kv.commit(state, behind)
         batch = tokens.shape[0]
         column = jnp.arange(batch, dtype=jnp.int32) * 2 + jnp.clip(behind - 1, 0, 1)
-        token, log_q = choose(jnp.take(hidden, column, axis=1), 0)
-        drafts, laws = [token], [log_q]
-        for step in range(1, gamma):
+        token = choose(jnp.take(hidden, column, axis=1))
+        for _ in range(1, gamma):
             hidden, state, _ = self.model.forward(params, token[:, None], state, trees.chain(0))
             state = kv.commit(state, jnp.ones(batch, jnp.int32))
-            token, log_q = choose(hidden, step)
-            drafts.append(token)
-            laws.append(log_q)
+            token = choose(hidden)
 
         # Beyond its own context the draft model knows no positions.
         reach = self.model.config.max_context - context.length + 1
@@ -164,8 +169,9 @@ def early_exit(config: ModelConfig, params: TransformerParams, layers: int) -> B
         f"is outside 1..{config.num_layers - 1}",
         "exit after fewer layers than the target has",
     )
+    config = dataclasses.replace(config, num_layers=layers, windows=config.windows[:layers])
     return BoundDrafter(
         f"early-exit-{layers}l",
-        DraftModelDrafter(Transformer(dataclasses.replace(config, num_layers=layers))),
+        DraftModelDrafter(Transformer(config)),
         dataclasses.replace(params, layers=params.layers[:layers]),
     )

@@ -27,6 +27,9 @@ class TokenDecoder(Protocol):
     def push(self, token: str) -> str:
         """Return the text that became certain with `token`."""
 
+    def peek(self) -> str:
+        """Return what `finish` would, and change nothing."""
+
     def finish(self) -> str:
         """Return the rest, given that nothing follows, and begin anew."""
 
@@ -62,6 +65,10 @@ class TextStream:
             if text is not None:
                 pieces.append(self._decoder.push(text))
         return "".join(pieces)
+
+    def peek(self) -> str:
+        """Return what `finish` would, and keep it back."""
+        return self._decoder.peek()
 
     def finish(self) -> str:
         """Return what was kept back, an incomplete character as U+FFFD, and begin anew."""
@@ -127,6 +134,9 @@ class _ByteLevel:
             data = token.encode("utf-8")
         return self._utf8.decode(data)
 
+    def peek(self) -> str:
+        return self._utf8.getstate()[0].decode("utf-8", errors="replace")
+
     def finish(self) -> str:
         text = self._utf8.decode(b"", final=True)
         self._utf8.reset()
@@ -149,16 +159,24 @@ class _ByteFallback:
             return ""
         return self._strip_start(self._end_run() + text)
 
+    def peek(self) -> str:
+        text = self._read_run()
+        start = len(text) - len(text.lstrip(" "))
+        return text[min(start, self._to_strip) :]
+
     def finish(self) -> str:
         text = self._strip_start(self._end_run())
         self._to_strip = self._strip
         return text
 
-    def _end_run(self) -> str:
+    def _read_run(self) -> str:
         try:
-            text = self._run.decode("utf-8")
+            return self._run.decode("utf-8")
         except UnicodeDecodeError:
-            text = "\ufffd" * len(self._run)
+            return "\ufffd" * len(self._run)
+
+    def _end_run(self) -> str:
+        text = self._read_run()
         self._run.clear()
         return text
 

@@ -26,6 +26,7 @@ from jspec.verification import Verdict, verify_chain
 from tests.oracles import chains
 from tests.oracles.transforms import Transforms
 
+TOLERANCE = 1e-6
 GRID = 2**23  # a uniform float32 in [0, 1) is a multiple of 2^-23
 
 
@@ -220,3 +221,55 @@ def grid(
         p=spread(targets),
         q=spread(draft_laws),
     )
+
+
+def check(grid: Grid, outcomes: Outcomes, dense: bool) -> np.ndarray:
+    """Compare with the target's law; return the expected accepted drafts, [rows, K + 1].
+
+    Its column d is for rounds of d drafts: drawn ones, or (point mass) the mean over all paths.
+    """
+    (rows, count, depth, _), tokens = grid.q.shape, grid.paths.tokens
+    drawn = np.array([chains.drawing_probability(q, grid.paths) for q in grid.q])
+    drawn = drawn if dense else np.ones_like(drawn)
+    chance = chances(outcomes, drawn.reshape(-1)).reshape(rows, count, -1)
+    accepted = outcomes.accepted.reshape(chance.shape)
+    last = outcomes.last.reshape(*chance.shape, -1).astype(np.float64)
+    assert (accepted <= grid.paths.drafted[:, None]).all()
+    assert outcomes.finite.all()
+    expected = np.zeros((rows, depth + 1))
+    for row, drafts in itertools.product(range(rows), range(depth + 1)):
+        group = np.flatnonzero((grid.paths.drafted == drafts) & (drawn[row] > 0))
+        expected[row, drafts] = (chance[row] * accepted[row])[group].sum() / drawn[row, group].sum()
+        # Deterministic drafts: each path is a drafter of its own, and each must be exact.
+        for members in [group] if dense else [[path] for path in group]:
+            path, corner = np.nonzero(chance[row, members])
+            path = np.asarray(members)[path]
+            law = chains.emitted(
+                grid.targets[row],
+                tokens[path],
+                accepted[row, path, corner],
+                chance[row, path, corner],
+                last[row, path, corner],
+            )
+            truth = chains.joint(grid.targets[row])
+            np.testing.assert_allclose(law, truth, rtol=0, atol=TOLERANCE)
+        never_impossible(
+            grid.p[row, group],
+            tokens[group],
+            chance[row, group],
+            accepted[row, group],
+            last[row, group],
+        )
+    return expected
+
+
+def never_impossible(
+    p: np.ndarray, tokens: np.ndarray, chance: np.ndarray, accepted: np.ndarray, last: np.ndarray
+) -> None:
+    """A token of target probability 0 is neither accepted nor what follows, whatever the coins."""
+    of_draft = chains.of_drafts(p[:, :-1], tokens)
+    for n in range(p.shape[1]):
+        happens = (accepted == n) & (chance > 0)
+        path, _ = np.nonzero(happens)
+        assert (of_draft[path, :n] > 0).all()
+        assert (last[happens][p[path, n] == 0] == 0).all()

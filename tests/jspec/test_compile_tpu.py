@@ -10,11 +10,13 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from jspec.config import ModelConfig, RopeConfig, SamplingParams, SpeculationConfig
+from jspec.config import ModelConfig, RopeConfig, SpeculationConfig
 from jspec.drafting.ngram import ngram
-from jspec.generation import Decoder, Request, run_chunk
+from jspec.generation import Decoder, run_chunk
 from jspec.model import Model
 from jspec.models import parameters
+from jspec.requests import Request
+from jspec.sampling_params import SamplingParams
 from tests.oracles import hlo
 
 # SmolLM2-135M's shapes, four layers of it.

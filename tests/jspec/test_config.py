@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jspec.config import ModelConfig, RopeConfig, SamplingParams, SpeculationConfig
+from jspec.config import ModelConfig, RopeConfig, SpeculationConfig
 from jspec.errors import InputError
+from jspec.sampling_params import SamplingParams
 from tests import tiny
 
 
@@ -82,7 +83,7 @@ def test_speculation(field: str, value: Any) -> None:
     [
         ({"theta": 0.0}, "rope.theta"),
         ({"factor": 0.5}, "rope.factor"),
-        ({"scaling": "yarn"}, "rope.scaling"),
+        ({"scaling": "dynamic"}, "rope.scaling"),
         ({"scaling": "llama3", "high_freq_factor": 1.0}, "rope.high_freq_factor"),
     ],
 )

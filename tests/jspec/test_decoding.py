@@ -13,9 +13,11 @@ import numpy as np
 import pytest
 
 from jspec import decoding
-from jspec.config import SamplingParams, Verification
+from jspec.config import Verification
 from jspec.decoding import Program
+from jspec.sampling_params import SamplingParams
 from jspec.state import DecodeState, Finish
+from tests import rounds as rounds_of
 from tests import scripted, tiny
 from tests.scripted import STOP, Bigram, Script
 
@@ -56,10 +58,8 @@ def emitted(before: DecodeState, after: DecodeState, row: int = 0) -> list[int]:
     return [int(t) for t in after.tokens[row, int(before.length[row]) : int(after.length[row])]]
 
 
-def cells(state: DecodeState, row: int = 0) -> dict[tuple[int, int], int]:
-    """Rounds by (proposed, accepted)."""
-    table = np.asarray(state.counters.histogram[row])
-    return {(int(i), int(j)): int(table[i, j]) for i, j in zip(*np.nonzero(table), strict=True)}
+def cells(before: DecodeState, after: DecodeState, row: int = 0) -> dict[tuple[int, int], int]:
+    return rounds_of.cells(rounds_of.counted(after, int(before.length[row]), row))
 
 
 @pytest.mark.parametrize("verification", ["token", "block"])
@@ -75,10 +75,11 @@ def test_a_stop_inside_the_accepted_span(verification: Verification, temperature
     assert rounds == 1
     # The budget of 5 leaves room for 4 drafts; what lay beyond the stop is neither proposed nor
     # accepted, but verified and thrown away: draft 20 and the bonus token.
-    assert cells(after) == {(3, 3): 1}
-    assert int(after.counters.emitted[0]) == 3
-    assert int(after.counters.discarded[0]) == 2
-    np.testing.assert_allclose(after.counters.overlap[0], [1, 1, 1, 0, 0], atol=1e-6)
+    counts = rounds_of.counted(after, 2)
+    assert rounds_of.cells(counts) == {(3, 3): 1}
+    assert counts.emitted == 3
+    assert counts.discarded == 2
+    np.testing.assert_allclose(counts.overlap, [1, 1, 1, 0, 0], atol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -97,8 +98,9 @@ def test_stop_or_budget_whichever_comes_first(
     after, _ = run(before, [[10, 11, STOP, 20, 21]], rounds=9)
     assert emitted(before, after) == expected
     assert int(after.finish[0]) == finish
-    assert cells(after) == {cell: 1}
-    assert int(after.counters.emitted[0]) == len(expected)
+    counts = rounds_of.counted(after, 1)
+    assert rounds_of.cells(counts) == {cell: 1}
+    assert counts.emitted == len(expected)
 
 
 def test_the_budget_is_used_up_exactly() -> None:
@@ -114,7 +116,7 @@ def test_a_rejected_stop_is_no_stop() -> None:
     after, _ = run(before, [[10, STOP, 20]])
     assert emitted(before, after) == [10, 11]
     assert int(after.finish[0]) == Finish.NONE
-    assert cells(after) == {(3, 1): 1}
+    assert cells(before, after) == {(3, 1): 1}
 
 
 def test_the_correction_may_be_the_stop() -> None:
@@ -122,7 +124,7 @@ def test_the_correction_may_be_the_stop() -> None:
     after, _ = run(before, [[11, 13, 14]])
     assert emitted(before, after) == [11, STOP]
     assert int(after.finish[0]) == Finish.STOP
-    assert cells(after) == {(3, 1): 1}  # as in any round that ends in a correction
+    assert cells(before, after) == {(3, 1): 1}  # as in any round that ends in a correction
 
 
 def test_several_stop_ids() -> None:
@@ -143,7 +145,12 @@ def test_rows_are_cut_each_at_its_own_place() -> None:
         [],
     ]
     assert list(after.finish) == [Finish.LENGTH, Finish.STOP, Finish.NONE, Finish.NONE]
-    assert [cells(after, row) for row in range(4)] == [{(1, 1): 1}, {(2, 2): 1}, {(5, 2): 1}, {}]
+    assert [cells(before, after, row) for row in range(4)] == [
+        {(1, 1): 1},
+        {(2, 2): 1},
+        {(5, 2): 1},
+        {},
+    ]
     # Running rows hold all but their pending token; the drafter was told what was committed.
     assert list(after.cache.length) == list(before.cache.length + jnp.array([2, 3, 3, 0]))
     assert list(after.drafter) == [2, 3, 3, 0]
@@ -159,7 +166,7 @@ def test_rounds_without_any_draft_are_plain_rounds() -> None:
     assert rounds == 3
     assert emitted(before, after, 0) == [10, 11, STOP]
     assert emitted(before, after, 1) == [21, 22, 23]
-    assert cells(after, 1) == {(0, 0): 3}
+    assert cells(before, after, 1) == {(0, 0): 3}
     assert int(after.drafter[1]) == 3
 
 
@@ -198,9 +205,10 @@ def test_unusable_logits_end_the_row_where_plain_decoding_would(
         after, _ = run(before, [drafts, [21]], 30, logits, what=program(verification=verification))
         assert emitted(before, after) == [10, 11]
         assert int(after.finish[0]) == Finish.ERROR
-        assert int(after.counters.emitted[0]) == 2
+        counts = rounds_of.counted(after, 1)
+        assert counts.emitted == 2
         assert int(after.cache.length[0]) == 2
-        assert np.isfinite(after.counters.overlap).all()
+        assert np.isfinite(counts.overlap).all()
         # The neighbour goes on to its own stop.
         assert emitted(before, after, 1) == [21, 22, 23, 24, 25]
         assert int(after.finish[1]) == Finish.STOP

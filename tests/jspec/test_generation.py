@@ -8,11 +8,13 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from jspec.config import SamplingParams, SpeculationConfig, Verification
+from jspec.config import SpeculationConfig, Verification
 from jspec.drafting import BoundDrafter
 from jspec.drafting.draft_model import draft_model, early_exit
 from jspec.drafting.ngram import ngram
-from jspec.generation import Completion, Decoder, Request
+from jspec.generation import Decoder
+from jspec.requests import Completion, Request
+from jspec.sampling_params import SamplingParams
 from tests import tiny
 
 

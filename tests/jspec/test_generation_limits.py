@@ -10,13 +10,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jspec.config import SamplingParams, SpeculationConfig
+from jspec.config import SpeculationConfig
 from jspec.drafting import BoundDrafter
 from jspec.drafting.draft_model import draft_model
 from jspec.drafting.ngram import ngram
 from jspec.errors import InputError
-from jspec.generation import Decoder, Request
+from jspec.generation import Decoder
 from jspec.model import Model
+from jspec.requests import Request
+from jspec.sampling_params import SamplingParams
 from tests import tiny
 
 CONTEXT = tiny.CONFIG.max_context

@@ -14,10 +14,12 @@ import pytest
 
 import jspec
 from jspec import trees
-from jspec.config import SamplingParams, SpeculationConfig
+from jspec.config import SpeculationConfig
 from jspec.drafting.ngram import ngram
-from jspec.generation import Decoder, Request
+from jspec.generation import Decoder
 from jspec.models.transformer import Transformer
+from jspec.requests import Request
+from jspec.sampling_params import SamplingParams
 from tests.oracles import smollm2
 
 GOLDEN = Path(__file__).resolve().parents[1] / "data/smollm2_golden.json"

@@ -10,12 +10,14 @@ import jax
 import numpy as np
 import pytest
 
-from jspec.config import SamplingParams, SpeculationConfig
+from jspec.config import SpeculationConfig
 from jspec.drafting import BoundDrafter
 from jspec.drafting.draft_model import draft_model
 from jspec.drafting.ngram import ngram
-from jspec.generation import Decoder, Request, run_chunk, run_prefill
+from jspec.generation import Decoder, run_chunk, run_prefill
 from jspec.model import Model
+from jspec.requests import Request
+from jspec.sampling_params import SamplingParams
 from tests import tiny
 from tests.oracles import hlo
 

@@ -16,9 +16,10 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from jspec import decoding, randomness
-from jspec.config import SamplingParams, Verification
+from jspec.config import Verification
 from jspec.decoding import Program
 from jspec.randomness import Purpose
+from jspec.sampling_params import SamplingParams
 from tests import table_models
 
 VOCAB, GAMMA = 6, 3

@@ -7,11 +7,13 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
-from jspec.config import SamplingParams, SpeculationConfig
+from jspec.config import SpeculationConfig
 from jspec.drafting import BoundDrafter
 from jspec.drafting.draft_model import draft_model
 from jspec.drafting.ngram import ngram
-from jspec.generation import Completion, Decoder, Request
+from jspec.generation import Decoder
+from jspec.requests import Completion, Request
+from jspec.sampling_params import SamplingParams
 from tests import tiny
 
 TARGET = tiny.model()

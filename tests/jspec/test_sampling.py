@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from jspec import sampling
-from jspec.config import SamplingParams
 from jspec.errors import InputError
+from jspec.sampling_params import SamplingParams
 from tests.oracles import transforms
 from tests.oracles.transforms import Transforms
 

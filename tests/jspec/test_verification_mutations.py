@@ -15,8 +15,8 @@ import pytest
 from jspec import sampling, verification
 from jspec.config import Verification
 from tests.jspec import exact_rounds
-from tests.jspec.exact_rounds import Grid
-from tests.jspec.test_verification_enumeration import PLAIN, check, random_tables
+from tests.jspec.exact_rounds import Grid, check
+from tests.jspec.test_verification_enumeration import PLAIN, random_tables
 from tests.oracles import transforms
 from tests.oracles.transforms import Transforms
 

@@ -18,32 +18,17 @@ import pytest
 from scipy import stats
 
 from jspec import decoding, randomness, sampling, trees
-from jspec.config import SamplingParams, Verification
+from jspec.config import Verification
 from jspec.decoding import Program
 from jspec.drafting.protocol import Dense, PointMass, Proposal
 from jspec.randomness import Purpose
+from jspec.sampling_params import SamplingParams
 from jspec.verification import verify_chain
-from tests import table_models
+from tests import chi_square, table_models
 from tests.oracles import chains, transforms
 from tests.oracles.transforms import Transforms
 
 RULES: tuple[Verification, ...] = ("token", "block")
-LEAST_P = 1e-3
-
-
-def p_value(observed: np.ndarray, law: np.ndarray) -> float:
-    """Return that of a chi-square of counts against a law; rare cells (below 5) are pooled."""
-    expected = law.ravel() * observed.sum()
-    observed = observed.ravel()
-    assert observed[law.ravel() == 0].sum() == 0, "a token of probability 0 was emitted"
-    rare = expected < 5
-    if rare.any() and expected[rare].sum() > 0:
-        observed = np.append(observed[~rare], observed[rare].sum())
-        expected = np.append(expected[~rare], expected[rare].sum())
-    else:
-        observed, expected = observed[~rare], expected[~rare]
-    assert len(expected) > 5
-    return float(stats.chisquare(observed, expected).pvalue)
 
 
 # --- one round at the vocabulary of SmolLM2 -------------------------------------------------------
@@ -62,14 +47,6 @@ def _large_tables() -> tuple[np.ndarray, np.ndarray]:
     target = generator.normal(0, 2.5, (2, VOCAB)).astype(np.float32)
     draft = (target + generator.normal(0, 1.0, target.shape)).astype(np.float32)
     return target, draft
-
-
-def _cells(law: np.ndarray) -> np.ndarray:
-    """Put tokens in `CELLS` cells of about equal mass, neighbours in rank kept together."""
-    order = np.argsort(-law, kind="stable")
-    cell = np.empty(VOCAB, np.int64)
-    cell[order] = np.minimum(np.cumsum(law[order]) * CELLS, CELLS - 1).astype(np.int64)
-    return cell
 
 
 @functools.partial(jax.jit, static_argnames=("rule", "dense"))
@@ -143,7 +120,7 @@ def test_the_first_two_tokens_at_a_real_vocabulary(
         emitted.append(path[:, :2])
     first, second = np.concatenate(emitted).T
 
-    cell, parity = [_cells(law) for law in p], np.arange(VOCAB) % 2
+    cell, parity = [chi_square.cells(law, CELLS) for law in p], np.arange(VOCAB) % 2
     observed = np.zeros((CELLS, 2, CELLS))
     np.add.at(observed, (cell[0][first], first % 2, np.stack(cell)[first % 2, second]), 1)
     law = np.zeros((CELLS, 2, CELLS))
@@ -153,8 +130,8 @@ def test_the_first_two_tokens_at_a_real_vocabulary(
     for n, token in enumerate(np.stack([first, second], axis=1)):
         assert p[0, token[0]] > 0, n
         assert p[token[0] % 2, token[1]] > 0, n
-    assert p_value(observed, law) > LEAST_P
-    assert p_value(observed.sum(axis=(1, 2)), law.sum(axis=(1, 2))) > LEAST_P
+    assert chi_square.p_value(observed, law) > chi_square.LEAST_P
+    assert chi_square.p_value(observed.sum(axis=(1, 2)), law.sum(axis=(1, 2))) > chi_square.LEAST_P
 
 
 # --- many rounds of the real loop ----------------------------------------------------------------
@@ -234,7 +211,7 @@ def test_the_first_four_tokens_over_many_rounds(
     for (row, _), tokens in zip(kinds, drawn[..., :4], strict=True):
         law = _joint(target, row, 4)
         assert (law[tuple(tokens.T)] > 0).all()
-        assert p_value(_count(tokens), _coarse(law)) > LEAST_P
+        assert chi_square.p_value(_count(tokens), _coarse(law)) > chi_square.LEAST_P
 
 
 # --- draws that repeat ---------------------------------------------------------------------------
@@ -272,7 +249,7 @@ def _two_tokens(count: int, chunk: Callable[..., Any]) -> float:
 
 def test_draws_that_repeat_bias_the_output_and_ours_do_not() -> None:
     count = 120_000
-    assert _two_tokens(count, run_chunk) < stats.chi2.isf(LEAST_P, 15)
+    assert _two_tokens(count, run_chunk) < stats.chi2.isf(chi_square.LEAST_P, 15)
 
     def chunk(*args: Any) -> Any:  # a function of its own is traced anew
         return decoding.decode_chunk(*args)

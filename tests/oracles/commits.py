@@ -55,7 +55,7 @@ def commit(
         reason = "error"
     # What lies beyond an early end was decided by it, not by the drafter.
     proposed = len(drafts)
-    if discarded or reason == "error":
+    if len(tokens) <= accepted:
         proposed = min(proposed, len(tokens))
     kept = min(accepted, len(tokens))
     return Commit(tokens, reason, proposed, kept, min(kept + 1, proposed), discarded)

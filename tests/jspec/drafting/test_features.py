@@ -11,12 +11,14 @@ import numpy as np
 import pytest
 from jax.typing import DTypeLike
 
-from jspec.config import SamplingParams, SpeculationConfig
+from jspec.config import SpeculationConfig
 from jspec.drafting import BoundDrafter
 from jspec.drafting.ngram import NGramDrafter
 from jspec.drafting.protocol import Context, Outcome, Proposal
-from jspec.generation import Decoder, Request, run_chunk, run_prefill
-from tests import tiny
+from jspec.generation import Decoder, run_chunk, run_prefill
+from jspec.requests import Request
+from jspec.sampling_params import SamplingParams
+from tests import rounds, tiny
 
 TARGET = tiny.model()
 LAYERS = (1, 0)
@@ -122,7 +124,9 @@ def test_features_are_those_of_the_committed_tokens(width: int) -> None:
         max_rounds=np.int32(100),
         until_finish=np.bool_(False),
     )
-    histogram = np.asarray(state.counters.histogram).sum(axis=0)
+    prompts = [len(request.token_ids) for request in asked]
+    counts = [rounds.counted(state, prompt, row, 3) for row, prompt in enumerate(prompts)]
+    histogram = np.sum([c.histogram for c in counts], axis=0)
     assert histogram[3, 0] > 0  # rejections,
     assert histogram[:, 1:].sum() > 0  # acceptances,
     assert histogram[0, 0] > 0  # and rounds in which no row had a draft or this one had none

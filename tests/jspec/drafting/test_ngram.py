@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jspec import randomness, sampling
-from jspec.config import SamplingParams
 from jspec.drafting.ngram import NGramDrafter, ngram
 from jspec.drafting.protocol import Context, PointMass
 from jspec.errors import InputError
+from jspec.sampling_params import SamplingParams
 
 SLOTS = 24
 GAMMA = 6

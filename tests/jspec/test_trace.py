@@ -1,4 +1,4 @@
-"""What a round counts, against a replay in plain Python."""
+"""What rounds leave behind and what is counted from it, against a replay in plain Python."""
 
 from __future__ import annotations
 
@@ -12,16 +12,18 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
-from jspec import counters, decoding, trees
-from jspec.config import SamplingParams
+from jspec import decoding, trace, trees
 from jspec.drafting.protocol import PointMass, Proposal
+from jspec.sampling_params import SamplingParams
 from jspec.state import DecodeState, Finish
 from jspec.verification import Verdict
 from tests import table_models
 from tests.oracles import commits
+from tests.rounds import cells, counted
 
 ROWS, GAMMA, WIDTH, VOCAB = 3, 4, 3, 5
-record = jax.jit(counters.record)
+START, SLOTS = 2, 40
+record = jax.jit(trace.record)
 commit = jax.jit(decoding._commit)
 
 
@@ -36,56 +38,64 @@ def rounds(draw: Any) -> dict[str, list[Any]]:
         "overlap": [
             draw(st.lists(st.integers(0, 64), min_size=WIDTH, max_size=WIDTH)) for _ in range(ROWS)
         ],
-        "emitted": draw(st.lists(st.integers(1, WIDTH + 1), min_size=ROWS, max_size=ROWS)),
-        "discarded": draw(st.lists(st.integers(0, WIDTH), min_size=ROWS, max_size=ROWS)),
     }
 
 
-@hypothesis.given(history=st.lists(rounds(), max_size=6))
-def test_record_adds_up_rounds(history: list[dict[str, list[Any]]]) -> None:
-    state = counters.init(ROWS, GAMMA)
-    histogram = np.zeros((ROWS, GAMMA + 1, GAMMA + 1), int)
-    overlap = np.zeros((ROWS, GAMMA))
-    emitted, discarded = [0] * ROWS, [0] * ROWS
+@hypothesis.given(history=st.lists(rounds(), max_size=6), data=st.data())
+def test_rounds_are_counted_up_to_wherever_the_text_is_cut(
+    history: list[dict[str, list[Any]]], data: st.DataObject
+) -> None:
+    state = trace.init(ROWS, SLOTS)
+    lengths = [START] * ROWS
     for past in history:
+        ran, accepted = np.array(past["ran"]), np.array(past["accepted"])
+        position = np.arange(WIDTH + 1)
+        kept = ran[:, None] & (position[None] <= accepted[:, None])
         state = record(
             state,
-            ran=jnp.asarray(past["ran"]),
+            slots=jnp.asarray(
+                np.where(kept, np.array(lengths)[:, None] + position, SLOTS), jnp.int32
+            ),
             proposed=jnp.asarray(past["proposed"], jnp.int32),
-            accepted=jnp.asarray(past["accepted"], jnp.int32),
+            accepted=jnp.asarray(accepted, jnp.int32),
             # Sixty-fourths add up without rounding.
             overlap=jnp.asarray(past["overlap"], jnp.float32) / jnp.float32(64),
-            emitted=jnp.asarray(past["emitted"], jnp.int32),
-            discarded=jnp.asarray(past["discarded"], jnp.int32),
+            discarded=jnp.zeros(ROWS, jnp.int32),
         )
-        for row in range(ROWS):
-            if not past["ran"][row]:
+        lengths = [n + (a + 1) * int(r) for n, a, r in zip(lengths, accepted, ran, strict=True)]
+    for row in range(ROWS):
+        end = data.draw(st.integers(START, lengths[row]))
+        counts = trace.counts(state, row, START, end, lengths[row], GAMMA)
+        # Replay the rounds up to the cut.
+        histogram, overlap, at = np.zeros((GAMMA + 1, GAMMA + 1), int), np.zeros(GAMMA), START
+        for past in history:
+            if not past["ran"][row] or at >= end:
                 continue
             n, k = past["proposed"][row], past["accepted"][row]
-            histogram[row, n, k] += 1
-            for position in range(n):
-                if position > k:  # the first rejection ends the walk
-                    break
-                overlap[row, position] += past["overlap"][row][position] / 64
-            emitted[row] += past["emitted"][row]
-            discarded[row] += past["discarded"][row]
-    np.testing.assert_array_equal(state.histogram, histogram)
-    np.testing.assert_array_equal(state.overlap, overlap)
-    np.testing.assert_array_equal(state.emitted, emitted)
-    np.testing.assert_array_equal(state.discarded, discarded)
+            size = min(k + 1, end - at)
+            if size < k + 1:
+                n, k = min(n, size), min(k, size)
+            histogram[n, k] += 1
+            for draft in range(min(n, k + 1, size)):  # the first rejection ends the walk
+                overlap[draft] += past["overlap"][row][draft] / 64
+            at += size
+        np.testing.assert_array_equal(counts.histogram, histogram)
+        np.testing.assert_array_equal(counts.overlap, overlap)
+        assert counts.emitted == end - START
+        assert counts.discarded == lengths[row] - end
 
 
-def test_what_an_inactive_row_holds_is_not_counted() -> None:
+def test_a_row_that_commits_nothing_leaves_no_trace() -> None:
+    empty = trace.init(1, 4)
     state = record(
-        counters.init(1, 2),
-        ran=jnp.asarray([False]),
+        empty,
+        slots=jnp.full((1, 3), 4, jnp.int32),
         proposed=jnp.asarray([2], jnp.int32),
         accepted=jnp.asarray([1], jnp.int32),
         overlap=jnp.full((1, 2), jnp.nan, jnp.float32),
-        emitted=jnp.asarray([9], jnp.int32),
-        discarded=jnp.asarray([9], jnp.int32),
+        discarded=jnp.asarray([0], jnp.int32),
     )
-    assert not any(np.asarray(leaf).any() for leaf in jax.tree.leaves(state))
+    jax.tree.map(np.testing.assert_array_equal, state, empty)
 
 
 def _state(room: int, active: bool, stops: list[int]) -> DecodeState:
@@ -148,18 +158,17 @@ def run_commit(case: Case) -> tuple[DecodeState, int, int]:
         overlap=jnp.asarray([[0.5, 0.25, 0.125]], jnp.float32),
         finite=jnp.asarray([case.finite]),
     )
-    after, count = commit(state, proposal, verdict)
-    return after, start, int(count[0])
+    after, committed = commit(state, proposal, verdict)
+    return after, start, int(committed.counts[0])
 
 
 @hypothesis.settings(max_examples=300)
 @hypothesis.given(case=cases())
 def test_a_round_is_cut_at_stop_and_budget_and_counted_so(case: Case) -> None:
     state, start, count = run_commit(case)
-    counts = jax.tree.map(lambda leaf: np.asarray(leaf)[0], state.counters)
+    counts = counted(state, start, gamma=WIDTH)
     if not case.active:
-        assert count == 0
-        assert not any(np.asarray(leaf).any() for leaf in jax.tree.leaves(counts))
+        assert count == counts.rounds == counts.emitted == counts.discarded == 0
         assert int(state.finish[0]) == Finish.NONE
         return
     truth = commits.commit(
@@ -172,8 +181,8 @@ def test_a_round_is_cut_at_stop_and_budget_and_counted_so(case: Case) -> None:
     assert not np.asarray(state.tokens)[0, start + count :].any()  # nothing else is written
     assert Finish(int(state.finish[0])).name.lower() == truth.reason
     assert bool(state.active[0]) == (truth.reason == "none")
-    assert int(counts.emitted) == count
-    assert int(counts.discarded) == truth.discarded
+    assert counts.emitted == count
+    assert counts.discarded == truth.discarded
     if count:
         histogram = np.zeros_like(counts.histogram)
         histogram[truth.proposed, truth.accepted] = 1
@@ -203,5 +212,6 @@ def test_cuts_by_hand(
     state, start, count = run_commit(case)
     assert np.asarray(state.tokens)[0, start : start + count].tolist() == tokens
     assert Finish(int(state.finish[0])).name.lower() == reason
-    assert np.argwhere(np.asarray(state.counters.histogram)[0]).tolist() == [list(cell)]
-    assert int(state.counters.discarded[0]) == discarded
+    counts = counted(state, start)
+    assert cells(counts) == {cell: 1}
+    assert counts.discarded == discarded

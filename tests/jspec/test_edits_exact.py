@@ -1,0 +1,360 @@
+"""The law is the target's with every parameter on at once: enumeration, then chi-square."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+from collections.abc import Sequence
+
+import hypothesis
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import strategies as st
+from jax.sharding import NamedSharding, PartitionSpec
+from jax.typing import DTypeLike
+
+from jspec import decoding, edits, trees
+from jspec.cache import KVCache
+from jspec.config import Verification
+from jspec.decoding import Program
+from jspec.drafting.protocol import Drafter
+from jspec.edits import RowEdits
+from jspec.sampling_params import SamplingParams
+from jspec.state import DecodeState
+from jspec.trees import Topology
+from tests import chi_square, table_models
+from tests.jspec import exact_rounds
+from tests.jspec.exact_rounds import check
+from tests.oracles import chains, transforms
+from tests.oracles import edits as oracle
+from tests.oracles.edits import Wishes
+from tests.oracles.transforms import Transforms
+
+RULES: tuple[Verification, ...] = ("token", "block")
+enumerator = functools.cache(exact_rounds.enumerator)
+apply = jax.jit(edits.apply)
+
+
+def params(row: Transforms, wishes: Wishes, max_new: int = 9) -> SamplingParams:
+    return SamplingParams(
+        temperature=row.temperature,
+        top_k=row.top_k,
+        top_p=row.top_p,
+        min_p=row.min_p,
+        logit_bias=wishes.bias,
+        repetition_penalty=wishes.repetition,
+        frequency_penalty=wishes.frequency,
+        presence_penalty=wishes.presence,
+        bad_words=tuple(tuple(word) for word in wishes.bad_words),
+        min_new_tokens=wishes.min_new,
+        max_new_tokens=max_new,
+    )
+
+
+def edited_tables(
+    tables: Sequence[np.ndarray], wishes: Wishes, prompt: Sequence[int], past: Sequence[int] = ()
+) -> list[np.ndarray]:
+    """Edit tables that hold logits for every prefix: [V] * (k + 1) for k tokens so far."""
+    result = []
+    for depth, table in enumerate(tables):
+        new = np.empty(table.shape)
+        for prefix in itertools.product(range(table.shape[-1]), repeat=depth):
+            new[prefix] = oracle.edited(table[prefix], wishes, prompt, [*past, *prefix])
+        result.append(new.astype(np.float32))
+    return result
+
+
+# --- one round, every outcome ---------------------------------------------------------------------
+
+ALL = Wishes(
+    bias={0: 0.75, 2: -0.5},
+    repetition=1.5,
+    frequency=0.5,
+    presence=0.25,
+    bad_words=((3,), (1, 2), (0, 0, 1)),
+    min_new=3,
+    stops=(),
+)
+HELD = Wishes(bias={1: 1.0}, repetition=0.7, frequency=-0.5, bad_words=((0, 0),), min_new=2)
+
+
+def round_grid(
+    target: list[np.ndarray],
+    draft: list[np.ndarray],
+    rows: list[Transforms],
+    wishes: list[Wishes],
+    prompt: list[int],
+    past: list[int],
+    forgetful: bool = False,
+) -> exact_rounds.Grid:
+    """List the rounds: laws by the oracle, logits by the code under test.
+
+    Args:
+        target: raw logits for every prefix.
+        draft: the same of the drafter.
+        rows: transforms.
+        wishes: edits of the rows.
+        prompt: of every row.
+        past: tokens generated before the round.
+        forgetful: leave the drafts out of the history, a known mistake.
+    """
+    logits = [edited_tables(target, w, prompt, past) for w in wishes]
+    drafted = [edited_tables(draft, w, prompt, past) for w in wishes]
+    for tables, t in zip([*logits, *drafted], [*rows, *rows], strict=True):
+        hypothesis.assume(not any(transforms.is_borderline(table, t) for table in tables))
+    grid = exact_rounds.grid(
+        target,
+        [[transforms.laws(t, r) for t in ts] for ts, r in zip(logits, rows, strict=True)],
+        [[transforms.laws(t, r) for t in ts] for ts, r in zip(drafted, rows, strict=True)],
+        rows,
+    )
+    count, (vocab, gamma) = len(grid.paths.drafted), (target[0].shape[-1], len(draft))
+    asked = [
+        RowEdits(params(r, w), prompt, list(map(tuple, w.bad_words)), w.stops)
+        for r, w in zip(rows, wishes, strict=True)
+        for _ in range(count)
+    ]
+    committed = jnp.asarray([prompt + past] * len(asked), jnp.int32)
+    given_edits = edits.commit(
+        edits.rows(asked, vocab),
+        jnp.asarray([[*past, 0]] * len(asked), jnp.int32),
+        jnp.full(len(asked), len(past), jnp.int32),
+    )
+    paths = trees.paths(grid.rounds.tokens, trees.chain(gamma))
+    found = apply(
+        given_edits,
+        grid.rounds.logits,
+        committed,
+        jnp.full(len(asked), committed.shape[1], jnp.int32),
+        jnp.full_like(paths, -1) if forgetful else paths,
+    )
+    return grid._replace(rounds=dataclasses.replace(grid.rounds, logits=found))
+
+
+def random_tables(seed: int, vocab: int, gamma: int) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    generator = np.random.default_rng(seed)
+    shapes = [(vocab,) * (k + 1) for k in range(gamma + 1)]
+    target = [generator.normal(0, 1.5, shape).astype(np.float32) for shape in shapes]
+    draft = [t + generator.normal(0, 0.5, t.shape).astype(np.float32) for t in target[:gamma]]
+    return target, draft
+
+
+@pytest.mark.parametrize("dense", [True, False], ids=["dense", "point-mass"])
+@pytest.mark.parametrize(("vocab", "gamma"), [(4, 2), (5, 3)])
+@hypothesis.settings(max_examples=5, deadline=None)
+@hypothesis.given(
+    seed=st.integers(0, 2**32 - 1),
+    row=st.builds(
+        Transforms,
+        temperature=st.sampled_from([0.7, 1.3]),
+        top_k=st.sampled_from([0, 3]),
+        top_p=st.sampled_from([1.0, 0.9]),
+        min_p=st.sampled_from([0.0, 0.05]),
+    ),
+    stop=st.integers(0, 2),
+)
+def test_the_law_of_a_round_with_everything_on(
+    vocab: int, gamma: int, dense: bool, seed: int, row: Transforms, stop: int
+) -> None:
+    target, draft = random_tables(seed, vocab, gamma)
+    rows = [row, Transforms(temperature=0.0), Transforms()]
+    wishes = [ALL._replace(stops=(stop,)), HELD._replace(stops=(stop,)), Wishes()]
+    grid = round_grid(target, draft, rows, wishes, [1, 0, 1], [0, 1][: seed % 3])
+    for rule in RULES:
+        check(grid, enumerator(rule, dense)(grid.rounds), dense)
+
+
+def test_a_history_without_the_drafts_is_noticed() -> None:
+    target, draft = random_tables(1, 4, 2)
+    grid = round_grid(target, draft, [Transforms()], [ALL], [1, 0, 1], [0], forgetful=True)
+    with pytest.raises(AssertionError):
+        check(grid, enumerator("token", False)(grid.rounds), False)
+
+
+# --- many rounds of the real loop -----------------------------------------------------------------
+
+SMALL = 8
+PROMPT = (3, 5)
+LOOP = Wishes(
+    bias={0: 0.5, 7: -0.5},
+    repetition=1.3,
+    frequency=0.4,
+    presence=0.3,
+    bad_words=((6,), (5, 2), (1, 1, 0)),
+    min_new=4,
+    stops=(4,),
+)
+ROW = Transforms(0.9, 6, 0.95, 0.01)
+run_chunk = jax.jit(decoding.decode_chunk, static_argnums=0)
+
+
+def _tables() -> tuple[np.ndarray, np.ndarray]:
+    generator = np.random.default_rng(8)
+    target = generator.normal(0, 1.2, (SMALL, SMALL, SMALL)).astype(np.float32)
+    return target, (target.mean(axis=0) * 2).astype(np.float32)
+
+
+def _start(gamma: int, count: int, drafter: Drafter) -> DecodeState:
+    target, _ = _tables()
+    return table_models.start(
+        table_models.TableTarget(SMALL),
+        target,
+        np.tile(np.array(PROMPT), (count, 1)),
+        [params(ROW, LOOP)],
+        np.arange(count) + 1000,
+        gamma,
+        drafter,
+        LOOP.stops,
+    )
+
+
+@functools.cache
+def _law() -> np.ndarray:
+    """Return the exact law of the first four tokens, none of which can be the stop."""
+    target, _ = _tables()
+    raw = [target[PROMPT], target[PROMPT[1]]]
+    raw += [np.broadcast_to(target, (SMALL,) * (k + 1)) for k in (2, 3)]
+    tables = edited_tables(raw, LOOP, PROMPT)
+    assert not any(transforms.is_borderline(table, ROW) for table in tables)
+    return chains.joint([transforms.laws(table, ROW) for table in tables])
+
+
+@pytest.mark.parametrize(
+    ("rule", "gamma", "deterministic"),
+    [("token", 3, False), ("block", 3, False), ("token", 2, True), ("block", 4, True)],
+)
+def test_the_first_four_tokens_over_many_rounds(
+    rule: Verification, gamma: int, deterministic: bool
+) -> None:
+    count = 10000
+    target, draft = _tables()
+    drafter = table_models.TableDrafter(deterministic)
+    program = Program(table_models.TableTarget(SMALL), drafter, gamma, rule)
+    state = _start(gamma, count, drafter)
+    more, done = np.int32(64), np.bool_(False)
+    after, _ = run_chunk(program, target, draft, state, more, done)
+    tokens = np.asarray(after.tokens)[:, len(PROMPT) :]
+    first = tokens[:, :4]
+    assert (np.asarray(after.length) >= len(PROMPT) + 4).all()
+    assert (_law()[tuple(first.T)] > 0).all()
+    observed = np.zeros((4,) * 4)
+    np.add.at(observed, tuple((first // 2).T), 1)
+    coarse = _law().reshape((4, 2) * 4).sum(axis=(1, 3, 5, 7))
+    assert chi_square.p_value(observed, coarse) > chi_square.LEAST_P
+
+    # Rows split over eight devices give the same tokens.
+    mesh = jax.make_mesh((8,), ("rows",), axis_types=(jax.sharding.AxisType.Auto,))
+    split = jax.device_put(state, NamedSharding(mesh, PartitionSpec("rows")))
+    assert len(split.tokens.sharding.device_set) == 8
+    spread, _ = run_chunk(program, target, draft, split, more, done)
+    np.testing.assert_array_equal(spread.tokens, after.tokens)
+    np.testing.assert_array_equal(spread.length, after.length)
+
+
+# --- the real vocabulary --------------------------------------------------------------------------
+
+VOCAB = 49152
+CELLS = 8
+
+
+@dataclasses.dataclass(frozen=True)
+class Parity:
+    """Logits are params[token % 2], params being [2, V]; as drafter it drafts from the same."""
+
+    deterministic: bool = False
+
+    @property
+    def vocab_size(self) -> int:
+        return VOCAB
+
+    def init_cache(self, batch: int, capacity: int, dtype: DTypeLike) -> KVCache:
+        buffer = (jnp.zeros((batch, 1, 1, 1), dtype),)
+        return KVCache(buffer, buffer, jnp.zeros(batch, jnp.int32))
+
+    def forward(
+        self,
+        params: jax.Array,
+        tokens: jax.Array,
+        cache: KVCache,
+        topology: Topology,
+        feature_layers: tuple[int, ...] = (),
+    ) -> tuple[jax.Array, KVCache, tuple[jax.Array, ...]]:
+        return tokens.reshape(1, -1), cache, ()
+
+    def logits(self, params: jax.Array, hidden: jax.Array) -> jax.Array:
+        return jnp.take(params, hidden[0] % 2, axis=0)
+
+
+@dataclasses.dataclass(frozen=True)
+class ParityDrafter(table_models.TableDrafter):
+    """A `TableDrafter` whose table is [2, V], by the last token's parity."""
+
+    def row(self, params: jax.Array, token: jax.Array) -> jax.Array:
+        return jnp.take(params, token % 2, axis=0)
+
+
+REAL = Wishes(
+    bias={10: 2.0, 49000: 1.0},
+    repetition=1.2,
+    frequency=0.6,
+    presence=0.4,
+    bad_words=(),
+    min_new=2,
+    stops=(),
+)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("rule", "deterministic"), [("token", False), ("block", True)], ids=["dense", "point-mass"]
+)
+def test_the_first_two_tokens_at_a_real_vocabulary(rule: Verification, deterministic: bool) -> None:
+    generator = np.random.default_rng(5)
+    target = generator.normal(0, 2.5, (2, VOCAB)).astype(np.float32)
+    draft = (target + generator.normal(0, 1.0, target.shape)).astype(np.float32)
+    best = np.argsort(-target[1])[:6].tolist()
+    row = Transforms(1.1, 250, 0.95, 0.002)
+    # The most probable tokens are a bad word, the end of one, a held-back stop, and in the prompt.
+    wishes = REAL._replace(bad_words=((best[0],), (best[1], best[2])), stops=(best[3],))
+    prompt = [best[4], 7]
+    batch, draws = 32, 640
+    emitted = []
+    asked = [params(row, wishes, 4)] * batch
+    drafter = ParityDrafter(deterministic)
+    program = Program(Parity(), drafter, 2, rule)
+    for start in range(0, draws, batch):
+        state = table_models.start(
+            Parity(),  # type: ignore[arg-type]
+            target,
+            np.tile(np.array(prompt), (batch, 1)),
+            asked,
+            np.arange(start, start + batch),
+            2,
+            drafter,
+            wishes.stops,
+        )
+        after, _ = run_chunk(program, target, draft, state, np.int32(8), np.bool_(False))
+        emitted.append(np.asarray(after.tokens)[:, 2:4])
+    first, second = np.concatenate(emitted).T
+
+    law = transforms.law(oracle.edited(target[1], wishes, prompt, []), row)
+    support = np.flatnonzero(law).tolist()
+    after_first = {
+        x: transforms.law(oracle.edited(target[x % 2], wishes, prompt, [x]), row) for x in support
+    }
+    assert set(first) <= set(support)
+    assert all(after_first[x][y] > 0 for x, y in zip(first.tolist(), second.tolist(), strict=True))
+    # Cells of about equal mass: of the first token, and of the second whatever the first.
+    of_second = np.einsum("x,xv->v", law[support], np.stack([after_first[x] for x in support]))
+    cell = [chi_square.cells(part, CELLS) for part in (law, of_second)]
+    expected = np.zeros((CELLS, CELLS))
+    for x in support:
+        expected[cell[0][x]] += law[x] * np.bincount(
+            cell[1], weights=after_first[x], minlength=CELLS
+        )
+    observed = np.zeros((CELLS, CELLS))
+    np.add.at(observed, (cell[0][first], cell[1][second]), 1)
+    assert chi_square.p_value(observed, expected) > chi_square.LEAST_P
