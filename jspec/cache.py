@@ -60,6 +60,8 @@ def write(
 ) -> tuple[jax.Array, jax.Array]:
     """Return one layer's buffers with the [B, T, G, H] entries written past each row's length.
 
+    Entries are converted to the cache's dtype.
+
     A value that is not finite is stored as 0, with NaN in its place of the key. Whoever attends to
     the entry gets NaN from the score, and nobody else does: a NaN value would reach every node of
     the pass, since a weight of 0 does not silence it.
@@ -68,8 +70,8 @@ def write(
     keys = jnp.where(finite, keys, jnp.full_like(keys, jnp.nan))
     values = jnp.where(finite, values, jnp.zeros_like(values))
     return (
-        cache_write(cache.keys[layer], keys, cache.length),
-        cache_write(cache.values[layer], values, cache.length),
+        cache_write(cache.keys[layer], keys.astype(cache.keys[layer].dtype), cache.length),
+        cache_write(cache.values[layer], values.astype(cache.values[layer].dtype), cache.length),
     )
 
 

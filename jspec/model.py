@@ -13,6 +13,7 @@ from jspec.drafting import BoundDrafter, draft_model
 from jspec.errors import InputError
 from jspec.models.parameters import TransformerParams
 from jspec.models.transformer import Transformer
+from jspec.quantization import Weights
 from jspec.tokenizers import Tokenizer
 
 
@@ -39,20 +40,31 @@ class Model:
         """The model's pure functions."""
         return Transformer(self.config)
 
+    @property
+    def dtype(self) -> DTypeLike:
+        """The dtype of norms, activations and, unless it is int8, of the weights."""
+        dtype: DTypeLike = self.params.final_norm.dtype
+        return dtype
 
-def load(name: str | Path = hub.DEFAULT_MODEL, dtype: DTypeLike = "float32") -> Model:
+
+def load(
+    name: str | Path = hub.DEFAULT_MODEL, dtype: DTypeLike = "float32", weights: Weights = "same"
+) -> Model:
     """Load a model and its tokenizer.
 
     Args:
         name: the default model's name, a directory (Hugging Face or written by jspec), a GGUF
             file, or a hub id ("organisation/name").
-        dtype: of the parameters.
+        dtype: of the parameters, and so of activations and cache: float32, bfloat16 or float16.
+        weights: "int8" keeps the matrices as int8, with a float32 scale for each output channel,
+            and computes with activations that are int8 too; norms and biases stay in `dtype`.
+            "same" leaves them in `dtype` (as int8 where the checkpoint was saved so).
 
     Raises:
         InputError: the model cannot be found, read or is not supported.
     """
     path = hub.locate(name)
-    checkpoint = checkpoints.load(path, dtype)
+    checkpoint = checkpoints.load(path, dtype, weights=weights)
     tokenizer = Tokenizer.from_path(path)
     config = checkpoint.config
     if tokenizer.vocab_size > config.vocab_size:

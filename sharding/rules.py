@@ -15,6 +15,7 @@ from jax.sharding import Mesh, NamedSharding
 from jspec.config import ModelConfig
 from jspec.errors import InputError
 from jspec.models.parameters import TensorSpec, TransformerParams, declare, is_spec
+from jspec.quantization import Weights
 
 Rules = Mapping[str, str | None]
 
@@ -72,19 +73,22 @@ def partition(spec: TensorSpec, rules: Rules, mesh: Mesh) -> jax.P:
     return jax.P(*axes)
 
 
-def shardings(config: ModelConfig, mesh: Mesh, rules: Rules = TENSOR_PARALLEL) -> TransformerParams:
+def shardings(
+    config: ModelConfig, mesh: Mesh, rules: Rules = TENSOR_PARALLEL, weights: Weights = "same"
+) -> TransformerParams:
     """Return a `NamedSharding` for every parameter of `config`, in the parameters' tree.
 
     Args:
         config: the model.
         mesh: the devices.
         rules: mesh axis of each logical axis.
+        weights: "int8" for quantised parameters; scales are split as their outputs are.
 
     Raises:
         InputError: as `partition`.
     """
     return jax.tree.map(
         lambda spec: NamedSharding(mesh, partition(spec, rules, mesh)),
-        declare(config),
+        declare(config, weights),
         is_leaf=is_spec,
     )

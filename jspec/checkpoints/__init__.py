@@ -14,6 +14,7 @@ from jspec.checkpoints.gguf_header import MAGIC, read_header
 from jspec.config import ModelConfig
 from jspec.errors import InputError
 from jspec.models.parameters import TransformerParams
+from jspec.quantization import Weights, check_weights
 
 if TYPE_CHECKING:
     from jspec.tokenizers import Tokenizer
@@ -29,7 +30,7 @@ class Checkpoint:
 
     Attributes:
         config: its architecture.
-        params: its parameters, in the tree of `jspec.models.parameters.declare(config)`.
+        params: its parameters, in the tree of `jspec.models.parameters.declare(config, weights)`.
         eos_token_ids: ids that end a sequence; () where the checkpoint names none.
     """
 
@@ -39,40 +40,49 @@ class Checkpoint:
 
 
 def load(
-    path: str | Path, dtype: DTypeLike, *, shardings: TransformerParams | None = None
+    path: str | Path,
+    dtype: DTypeLike,
+    *,
+    weights: Weights = "same",
+    shardings: TransformerParams | None = None,
 ) -> Checkpoint:
     """Load a model.
 
     Tensors are read, converted and placed one at a time, so that the peak of host memory is the
-    model in `dtype` plus a few copies of its largest tensor.
+    model as it is returned plus a few copies of its largest tensor. (An Orbax directory of another
+    dtype is read as a whole before it is quantised.)
 
     Args:
         path: a GGUF file, a directory with one, a Hugging Face directory with safetensors, or a
             directory that `save` wrote.
         dtype: dtype of the parameters: float32, bfloat16 or float16.
+        weights: "int8" quantises the matrices from their float32 numbers; norms and biases stay in
+            `dtype`. "same" leaves them as the checkpoint has them, so a quantised one stays int8.
         shardings: a `jax.sharding.Sharding` for each parameter, in the parameters' tree; None
             places them on the default device.
 
     Raises:
         InputError: the path, a file, the architecture, a tensor or its storage is not supported.
     """
+    check_weights(weights)
     kind, path = find(path)
     if kind == "gguf":
-        from jspec.checkpoints import gguf
+        from jspec.checkpoints import gguf, gguf_config
 
         header = read_header(path)
-        config = gguf.read_config(header)
-        params = assemble(gguf.GgufSource(header, config), config, dtype, shardings)
-        eos_token_ids = gguf.read_eos_token_ids(header)
+        config = gguf_config.read_config(header)
+        params = assemble(gguf.GgufSource(header, config), config, dtype, shardings, weights)
+        eos_token_ids = gguf_config.read_eos_token_ids(header)
     elif kind == "huggingface":
         config = huggingface_config.read_config(path)
-        params = assemble(huggingface.SafetensorsSource(path), config, dtype, shardings)
+        source = huggingface.SafetensorsSource(path)
+        params = assemble(source, config, dtype, shardings, weights)
         eos_token_ids = huggingface_config.read_eos_token_ids(path)
     else:
         from jspec.checkpoints import orbax
 
         config, eos_token_ids = orbax.read_manifest(path)
-        params = orbax.load_params(path, config, dtype, shardings)
+        params = orbax.load_params(path, config, dtype, shardings, weights)
     return Checkpoint(config, params, eos_token_ids)
 
 
@@ -84,9 +94,9 @@ def read_config(path: str | Path) -> ModelConfig:
     """
     kind, path = find(path)
     if kind == "gguf":
-        from jspec.checkpoints import gguf
+        from jspec.checkpoints import gguf_config
 
-        return gguf.read_config(read_header(path))
+        return gguf_config.read_config(read_header(path))
     if kind == "huggingface":
         return huggingface_config.read_config(path)
     from jspec.checkpoints import orbax

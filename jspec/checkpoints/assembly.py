@@ -1,6 +1,6 @@
 """From separately stored matrices to the fused parameter tree, one tensor at a time.
 
-The plan knows the Hugging Face names of the Llama family and where each stored row belongs in
+The plan knows the Hugging Face names of the supported families and where each stored row belongs in
 `TransformerParams`; it knows no file format. A format is a `WeightSource`: shapes by name, and the
 rows of one matrix at a time, so that beside the model itself only one fused tensor and a block of
 its rows are ever in memory.
@@ -20,6 +20,7 @@ from jax.typing import DTypeLike
 from jspec.config import ModelConfig
 from jspec.errors import InputError, require
 from jspec.models.parameters import TransformerParams, declare, is_spec, named
+from jspec.quantization import Weights, check_weights, is_int8, is_matrix_name, quantize_matrix
 
 _BLOCK_ELEMENTS = 1 << 22  # rows are converted in blocks of about this many elements
 _IGNORED_SUFFIXES = ("rotary_emb.inv_freq",)  # buffers, computed again from the config
@@ -65,13 +66,12 @@ def stored_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
         shapes["lm_head.weight"] = (config.vocab_size, d)
     for layer in range(config.num_layers):
         prefix = f"model.layers.{layer}."
+        shapes |= {prefix + name: (d,) for name in _stream_norms(config).values()}
         shapes |= {
-            prefix + "input_layernorm.weight": (d,),
             prefix + "self_attn.q_proj.weight": (n * h, d),
             prefix + "self_attn.k_proj.weight": (g * h, d),
             prefix + "self_attn.v_proj.weight": (g * h, d),
             prefix + "self_attn.o_proj.weight": (d, n * h),
-            prefix + "post_attention_layernorm.weight": (d,),
             prefix + "mlp.gate_proj.weight": (f, d),
             prefix + "mlp.up_proj.weight": (f, d),
             prefix + "mlp.down_proj.weight": (d, f),
@@ -81,6 +81,11 @@ def stored_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
                 prefix + "self_attn.q_proj.bias": (n * h,),
                 prefix + "self_attn.k_proj.bias": (g * h,),
                 prefix + "self_attn.v_proj.bias": (g * h,),
+            }
+        if config.qk_norm:
+            shapes |= {
+                prefix + "self_attn.q_norm.weight": (h,),
+                prefix + "self_attn.k_norm.weight": (h,),
             }
     return shapes
 
@@ -97,10 +102,8 @@ def plan(config: ModelConfig) -> dict[str, list[Piece]]:
     for layer in range(config.num_layers):
         stored, fused = f"model.layers.{layer}.", f"layers.{layer}."
         pieces |= {
-            fused + "attention_norm": [Piece(stored + "input_layernorm.weight", 0, d, ())],
             fused + "qkv": _grouped(config, stored, "weight"),
             fused + "attention_out": [Piece(stored + "self_attn.o_proj.weight", 0, d, ())],
-            fused + "mlp_norm": [Piece(stored + "post_attention_layernorm.weight", 0, d, ())],
             fused + "gate_up": [
                 Piece(stored + "mlp.gate_proj.weight", 0, f, (0,)),
                 Piece(stored + "mlp.up_proj.weight", 0, f, (1,)),
@@ -109,6 +112,15 @@ def plan(config: ModelConfig) -> dict[str, list[Piece]]:
         }
         if config.attention_bias:
             pieces[fused + "qkv_bias"] = _grouped(config, stored, "bias")
+        pieces |= {
+            fused + ours: [Piece(stored + theirs, 0, d, ())]
+            for ours, theirs in _stream_norms(config).items()
+        }
+        if config.qk_norm:
+            pieces |= {
+                fused + name: [Piece(f"{stored}self_attn.{name}.weight", 0, config.head_dim, ())]
+                for name in ("q_norm", "k_norm")
+            }
     return pieces
 
 
@@ -117,6 +129,7 @@ def assemble(
     config: ModelConfig,
     dtype: DTypeLike,
     shardings: TransformerParams | None = None,
+    weights: Weights = "same",
 ) -> TransformerParams:
     """Read, convert, fuse and place the parameters.
 
@@ -124,26 +137,33 @@ def assemble(
         source: the stored tensors.
         config: the architecture they must have.
         dtype: dtype of every returned tensor: float32, bfloat16 or float16.
-        shardings: a `jax.sharding.Sharding` a tensor, in the tree of `declare(config)`; None
-            places everything on the default device.
+        shardings: a `jax.sharding.Sharding` a tensor, in the tree of `declare(config, weights)`;
+            None places everything on the default device.
+        weights: "int8" quantises each matrix from its float32 numbers as it is read.
 
     Returns:
-        The tree of `declare(config)` with committed or default-placed `jax.Array` leaves.
+        The tree of `declare(config, weights)` with committed or default-placed `jax.Array` leaves.
 
     Raises:
         InputError: a tensor is missing, has another shape, or would be dropped though it matters.
     """
     numpy_dtype = checked_dtype(dtype)
+    check_weights(weights)
     _check(source, config)
-    placements = sharding_leaves(config, shardings)
+    placements = placements_of(config, shardings, weights)
     pieces = plan(config)
     values = []
     for (path, spec), placement in zip(named(declare(config)).items(), placements, strict=True):
-        fused = np.empty(spec.shape, numpy_dtype)
+        quantized = weights == "int8" and is_matrix_name(path)
+        fused = np.empty(spec.shape, np.float32 if quantized else numpy_dtype)
         for piece in pieces[path]:
             _fill(fused[piece.index], source, piece)
+        tensor: Any = fused
+        if quantized:
+            # Back to the host: a mesh of several processes takes no array of one device.
+            tensor = jax.tree.map(np.asarray, quantize_matrix(jnp.asarray(fused)))
         # Waiting keeps at most one host copy alive: device_put only starts the transfer.
-        values.append(jax.block_until_ready(jax.device_put(fused, placement)))
+        values.append(jax.block_until_ready(jax.device_put(tensor, placement)))
         source.release()
     treedef = jax.tree.structure(declare(config), is_leaf=is_spec)
     return cast(TransformerParams, jax.tree.unflatten(treedef, values))
@@ -161,19 +181,40 @@ def checked_dtype(dtype: DTypeLike) -> np.dtype[Any]:
     return result
 
 
-def sharding_leaves(config: ModelConfig, shardings: TransformerParams | None) -> list[Any]:
-    """Return one sharding, or None, for every tensor of `declare(config)` in tree order."""
-    wanted: Any = jax.tree.structure(declare(config), is_leaf=is_spec)
+def placements_of(
+    config: ModelConfig, shardings: TransformerParams | None, weights: Weights
+) -> list[Any]:
+    """Return what places each tensor of `declare(config)`, in tree order.
+
+    Returns:
+        A sharding, an `Int8Matrix` of two, or None for the default device.
+
+    Raises:
+        InputError: `shardings` is not the tree of `declare(config, weights)`.
+    """
     if shardings is None:
-        return [None] * int(wanted.num_leaves)
+        return [None] * len(named(declare(config)))
+    wanted: Any = jax.tree.structure(declare(config, weights), is_leaf=is_spec)
     require(
         wanted == jax.tree.structure(shardings),
         "shardings",
         shardings,
         "is not the tree of the model's parameters",
-        "map over jspec.models.parameters.declare(config) to build it",
+        "map over jspec.models.parameters.declare(config, weights) to build it",
     )
-    return jax.tree.leaves(shardings)
+    return jax.tree.leaves(shardings, is_leaf=is_int8)
+
+
+def _stream_norms(config: ModelConfig) -> dict[str, str]:
+    """The stored names of a layer's norms over D, by our own."""
+    norms = {"attention_norm": "input_layernorm.weight"}
+    if not config.post_norms:  # "post attention" is then before the feed-forward block
+        return norms | {"mlp_norm": "post_attention_layernorm.weight"}
+    return norms | {
+        "post_attention_norm": "post_attention_layernorm.weight",
+        "mlp_norm": "pre_feedforward_layernorm.weight",
+        "post_mlp_norm": "post_feedforward_layernorm.weight",
+    }
 
 
 def _grouped(config: ModelConfig, stored: str, kind: str) -> list[Piece]:
@@ -238,7 +279,7 @@ def _check(source: WeightSource, config: ModelConfig) -> None:
                 source.stored_name(name),
                 "is not part of the architecture that the config names, so leaving it out would "
                 "change the result",
-                "use a checkpoint of a plain Llama architecture",
+                "use a checkpoint of that architecture as it was published",
             )
 
 

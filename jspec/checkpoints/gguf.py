@@ -1,4 +1,4 @@
-"""Architecture and weights of a GGUF file, dequantised while they are read."""
+"""Weights of a GGUF file, dequantised while they are read."""
 
 from __future__ import annotations
 
@@ -11,29 +11,9 @@ import gguf.quants
 import numpy as np
 
 from jspec.checkpoints.gguf_header import GgufHeader, GgufTensor
-from jspec.config import ModelConfig, RopeConfig
-from jspec.errors import InputError, require
+from jspec.config import ModelConfig
+from jspec.errors import InputError
 
-SUPPORTED = ("llama",)
-_LATENT = ("deepseek2", "minicpm3", "plm")
-_RECURRENT = (
-    "arwkv7",
-    "falcon-h1",
-    "granitehybrid",
-    "jamba",
-    "kimi-linear",
-    "lfm2",
-    "mamba",
-    "mamba2",
-    "nemotron_h",
-    "plamo2",
-    "qwen3next",
-    "rwkv6",
-    "rwkv6qwen2",
-    "rwkv7",
-)
-_REMEDY = f"use a file of a supported architecture: {', '.join(SUPPORTED)}"
-_CHECK = "convert the model to GGUF again"
 _TOP = {
     "model.embed_tokens": "token_embd",
     "model.norm": "output_norm",
@@ -44,89 +24,42 @@ _LAYER = {
     "self_attn.q_proj": "attn_q",
     "self_attn.k_proj": "attn_k",
     "self_attn.v_proj": "attn_v",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
     "self_attn.o_proj": "attn_output",
     "post_attention_layernorm": "ffn_norm",
     "mlp.gate_proj": "ffn_gate",
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
 }
-_FREQUENCIES = "rope_freqs.weight"
-
-
-def read_config(header: GgufHeader) -> ModelConfig:
-    """Return the architecture that the metadata and the tensor directory describe.
-
-    Raises:
-        InputError: a key is missing, or the file asks for something the model does not compute.
-    """
-    _refuse_unsupported(header.metadata)
-    num_heads = _integer(header, "attention.head_count")
-    hidden_size = _integer(header, "embedding_length")
-    head_dim = _integer(header, "attention.key_length", hidden_size // max(1, num_heads))
-    value_dim = _integer(header, "attention.value_length", head_dim)
-    rotated = _integer(header, "rope.dimension_count", head_dim)
-    for key, size in (("attention.value_length", value_dim), ("rope.dimension_count", rotated)):
-        require(
-            size == head_dim,
-            f"llama.{key}",
-            size,
-            f"differs from the head size {head_dim}",
-            _REMEDY,
-        )
-    max_context = _integer(header, "context_length")
-    window = _integer(header, "attention.sliding_window", 0)
-    require(
-        not 0 < window < max_context,
-        "llama.attention.sliding_window",
-        window,
-        f"is smaller than the context ({max_context}), and windows are not supported",
-        _REMEDY,
-    )
-    embedding = header.tensors.get("token_embd.weight")
-    if embedding is None:
-        raise InputError("tensor", "token_embd.weight", "is missing", "fetch the file again")
-    return ModelConfig(
-        name="llama",
-        vocab_size=embedding.shape[0],
-        hidden_size=hidden_size,
-        intermediate_size=_integer(header, "feed_forward_length"),
-        num_layers=_integer(header, "block_count"),
-        num_heads=num_heads,
-        num_kv_heads=_integer(header, "attention.head_count_kv", num_heads),
-        head_dim=head_dim,
-        max_context=max_context,
-        norm_eps=_number(header, "attention.layer_norm_rms_epsilon"),
-        rope=_rope(header, head_dim),
-        tie_embeddings="output.weight" not in header.tensors,
-        attention_bias="blk.0.attn_q.bias" in header.tensors,
-    )
-
-
-def read_eos_token_ids(header: GgufHeader) -> tuple[int, ...]:
-    """Return the ids that end a sequence: end of sequence, of turn and of message."""
-    keys = ("eos_token_id", "eot_token_id", "eom_token_id")
-    ids: list[int] = []
-    for key in keys:
-        value = header.metadata.get(f"tokenizer.ggml.{key}")
-        ids += value if isinstance(value, list) else [] if value is None else [value]
-    for token in ids:
-        require(isinstance(token, int), "eos_token_id", token, "is not a token id", _CHECK)
-    return tuple(dict.fromkeys(ids))
+# The same file's names mean other norms where each block has one after it too.
+_POST_NORMS = {
+    "post_attention_layernorm": "post_attention_norm",
+    "pre_feedforward_layernorm": "ffn_norm",
+    "post_feedforward_layernorm": "post_ffw_norm",
+}
+# Its converter reorders the rows of queries and keys; those of the others leave them.
+_INTERLEAVED = "llama"
+FREQUENCIES = "rope_freqs.weight"
 
 
 class GgufSource:
     """The tensors of one file, as a `WeightSource` with float32 values.
 
-    The converter stores the rows of each query and key head in the order that pairs neighbouring
-    dimensions for rotation; `read` returns them in the order that pairs the two halves.
+    `read` returns what the Hugging Face checkpoint has. Llama's converter stores the rows of each
+    query and key head in the order that pairs neighbouring dimensions for rotation, not the two
+    halves; Gemma's converters add 1 to the weights of norms.
     """
 
     def __init__(self, header: GgufHeader, config: ModelConfig) -> None:
         with header.path.open("rb") as file:
             self._mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         self._head_dim = config.head_dim
+        self._interleaved = header.metadata.get("general.architecture") == _INTERLEAVED
+        self._norm_offset = config.norm_unit_offset
+        self._layer_names = _LAYER | (_POST_NORMS if config.post_norms else {})
         self._stored = {
-            _hugging_face_name(name): name for name in header.tensors if name != _FREQUENCIES
+            self._hugging_face_name(name): name for name in header.tensors if name != FREQUENCIES
         }
         self._tensors = header.tensors
         for name, tensor in header.tensors.items():
@@ -144,19 +77,22 @@ class GgufSource:
         rows = 1 if len(tensor.shape) == 1 else math.prod(tensor.shape[:-1])
         raw = np.frombuffer(self._mapped, np.uint8, tensor.num_bytes, tensor.offset)
         raw = raw.reshape(rows, -1)
-        if name.endswith(("q_proj.weight", "k_proj.weight")):
-            return _dequantize(raw[self._stored_rows(start, stop)], tensor)
+        if self._interleaved and name.endswith(("q_proj.weight", "k_proj.weight")):
+            return dequantize(raw[self._stored_rows(start, stop)], tensor)
         if len(tensor.shape) > 1:
-            return _dequantize(raw[start:stop], tensor)
-        values: np.ndarray[Any, Any] = _dequantize(raw, tensor).reshape(-1)
-        if name.endswith(("q_proj.bias", "k_proj.bias")):
+            return dequantize(raw[start:stop], tensor)
+        values: np.ndarray[Any, Any] = dequantize(raw, tensor).reshape(-1)
+        if self._interleaved and name.endswith(("q_proj.bias", "k_proj.bias")):
             values = values[self._stored_rows(start, stop)]
             return values
+        if self._norm_offset and name.endswith("norm.weight"):
+            # Exact: adding the 1 again gives the very number that the file holds.
+            values = values - np.float32(1)
         return values[start:stop]
 
     def stored_name(self, name: str) -> str:
         """Return the file's name of the tensor that Hugging Face calls `name`."""
-        return _gguf_name(name)
+        return self._gguf_name(name)
 
     def release(self) -> None:
         """Drop the file's pages that were read; reading again maps them again."""
@@ -173,8 +109,31 @@ class GgufSource:
         rows: np.ndarray[Any, Any] = head * self._head_dim + 2 * pair + half
         return rows
 
+    def _hugging_face_name(self, name: str) -> str:
+        """Return the Hugging Face name of a GGUF tensor, or `name` itself when there is none."""
+        stem, _, kind = name.rpartition(".")
+        for theirs, ours in _TOP.items():
+            if stem == ours:
+                return f"{theirs}.{kind}"
+        parts = stem.split(".")
+        if len(parts) == 3 and parts[0] == "blk":
+            for theirs, ours in self._layer_names.items():
+                if parts[2] == ours:
+                    return f"model.layers.{parts[1]}.{theirs}.{kind}"
+        return name
 
-def _dequantize(raw: np.ndarray[Any, Any], tensor: GgufTensor) -> np.ndarray[Any, Any]:
+    def _gguf_name(self, name: str) -> str:
+        stem, _, kind = name.rpartition(".")
+        if stem in _TOP:
+            return f"{_TOP[stem]}.{kind}"
+        parts = stem.split(".", 3)
+        if stem.startswith("model.layers.") and parts[3] in self._layer_names:
+            return f"blk.{parts[2]}.{self._layer_names[parts[3]]}.{kind}"
+        return name
+
+
+def dequantize(raw: np.ndarray[Any, Any], tensor: GgufTensor) -> np.ndarray[Any, Any]:
+    """Return the float32 values of some stored rows of blocks."""
     values: np.ndarray[Any, Any] = gguf.quants.dequantize(np.ascontiguousarray(raw), tensor.kind)
     return values
 
@@ -192,126 +151,3 @@ def _refuse_storage(name: str, tensor: GgufTensor) -> None:
             f"is stored as {tensor.kind.name}, which is not supported",
             "quantise the model to another type",
         ) from None
-
-
-def _hugging_face_name(name: str) -> str:
-    """Return the Hugging Face name of a GGUF tensor, or `name` itself when there is none."""
-    stem, _, kind = name.rpartition(".")
-    for theirs, ours in _TOP.items():
-        if stem == ours:
-            return f"{theirs}.{kind}"
-    parts = stem.split(".")
-    if len(parts) == 3 and parts[0] == "blk":
-        for theirs, ours in _LAYER.items():
-            if parts[2] == ours:
-                return f"model.layers.{parts[1]}.{theirs}.{kind}"
-    return name
-
-
-def _gguf_name(name: str) -> str:
-    stem, _, kind = name.rpartition(".")
-    if stem in _TOP:
-        return f"{_TOP[stem]}.{kind}"
-    parts = stem.split(".", 3)
-    if stem.startswith("model.layers.") and parts[3] in _LAYER:
-        return f"blk.{parts[2]}.{_LAYER[parts[3]]}.{kind}"
-    return name
-
-
-def _refuse_unsupported(metadata: Mapping[str, Any]) -> None:
-    architecture = metadata.get("general.architecture")
-    experts = metadata.get(f"{architecture}.expert_count", 0)
-    problem = "is not supported yet"
-    if experts:
-        problem = f"is a mixture of {experts} experts, which is not supported"
-    elif architecture in _LATENT:
-        problem = "uses multi-head latent attention, which is not supported"
-    elif architecture in _RECURRENT:
-        problem = "keeps a recurrent state, which speculation cannot rewind"
-    elif architecture in SUPPORTED:
-        return
-    raise InputError("general.architecture", architecture, problem, _REMEDY)
-
-
-def _rope(header: GgufHeader, head_dim: int) -> RopeConfig:
-    theta = _number(header, "rope.freq_base", 10000.0)
-    kind = header.metadata.get("llama.rope.scaling.type", "none")
-    old_factor = _number(header, "rope.scale_linear", 1.0)  # the key of files before 2023-12
-    frequencies = header.tensors.get(_FREQUENCIES)
-    if kind == "linear" or (kind == "none" and old_factor != 1):
-        factor = _number(header, "rope.scaling.factor", old_factor)
-        require(
-            frequencies is None,
-            "tensor",
-            _FREQUENCIES,
-            "scales positions that llama.rope.scaling.type scales too",
-            _CHECK,
-        )
-        return RopeConfig(theta=theta, scaling="linear", factor=factor)
-    require(
-        kind == "none",
-        "llama.rope.scaling.type",
-        kind,
-        "is not supported",
-        "use a file with none, linear or Llama 3's frequencies",
-    )
-    if frequencies is None:
-        return RopeConfig(theta=theta)
-    with header.path.open("rb") as file:
-        file.seek(frequencies.offset)
-        raw = np.frombuffer(file.read(frequencies.num_bytes), np.uint8)
-    divisors = _dequantize(raw.reshape(1, -1), frequencies).reshape(-1)
-    return _llama3_rope(divisors, theta, head_dim)
-
-
-def _llama3_rope(divisors: np.ndarray[Any, Any], theta: float, head_dim: int) -> RopeConfig:
-    """Return the scaling whose frequency divisors these are.
-
-    The file keeps the divisors [H/2] alone. The factor is their largest; the other constants are
-    those of every Llama 3 release, and what they give must agree with the file.
-    """
-    if np.all(divisors == 1):
-        return RopeConfig(theta=theta)
-    rope = RopeConfig(theta=theta, scaling="llama3", factor=max(1.0, _short(divisors.max())))
-    wavelengths = 2 * math.pi * theta ** (np.arange(0, head_dim, 2) / head_dim)
-    smooth = (rope.original_context / wavelengths - rope.low_freq_factor) / (
-        rope.high_freq_factor - rope.low_freq_factor
-    )
-    smooth = np.clip(smooth, 0, 1)
-    expected = 1 / ((1 - smooth) / rope.factor + smooth)
-    require(
-        divisors.shape == expected.shape and np.allclose(divisors, expected, rtol=1e-4),
-        "tensor",
-        _FREQUENCIES,
-        "is not Llama 3's scaling (low 1, high 4, original context 8192), the only one supported",
-        "use the safetensors checkpoint, whose config names the scaling",
-    )
-    return rope
-
-
-def _short(value: Any) -> float:
-    """The shortest decimal that a float32 stands for: 1e-05, not 9.999999747378752e-06."""
-    return float(str(np.float32(value)))
-
-
-def _value(header: GgufHeader, key: str, default: float | None) -> Any:
-    full = f"llama.{key}"
-    value = header.metadata.get(full, default)
-    require(value is not None, full, value, "is missing", _CHECK)
-    # Per-layer arrays belong to models whose layers differ, which these are not.
-    require(
-        isinstance(value, int | float) and not isinstance(value, bool),
-        full,
-        value,
-        "is no number",
-        _CHECK,
-    )
-    return value
-
-
-def _integer(header: GgufHeader, key: str, default: int | None = None) -> int:
-    return int(_value(header, key, default))
-
-
-def _number(header: GgufHeader, key: str, default: float | None = None) -> float:
-    return _short(_value(header, key, default))

@@ -10,11 +10,17 @@ import ml_dtypes  # noqa: F401  (registers bfloat16, which safetensors then retu
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
-from jspec.checkpoints.huggingface_config import read_json
+from jspec.checkpoints.huggingface_config import is_text_part, read_json
 from jspec.errors import InputError, require
 
 PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 _DTYPES = ("F64", "F32", "F16", "BF16")
+# Prefixes in multimodal checkpoints, up to transformers 4.51 and since; other parts are left out.
+_TEXT_PREFIXES = {
+    "language_model.": "",
+    "model.language_model.": "model.",
+    "lm_head.": "lm_head.",
+}
 
 
 class SafetensorsSource:
@@ -27,19 +33,25 @@ class SafetensorsSource:
         self._files: dict[str, Path] = {}
         self._shapes: dict[str, tuple[int, ...]] = {}
         self._opened: dict[Path, Any] = {}
+        self._stored_names: dict[str, str] = {}
+        nested = is_text_part(read_json(directory / "config.json"))
         for path, wanted in _shards(directory).items():
             handle = _open(path)
             stored = set(handle.keys())
-            for name in sorted(stored if wanted is None else stored & wanted):
-                tensor = handle.get_slice(name)
+            for stored_name in sorted(stored if wanted is None else stored & wanted):
+                name = _text_name(stored_name) if nested else stored_name
+                if name is None:
+                    continue
+                tensor = handle.get_slice(stored_name)
                 require(
                     tensor.get_dtype() in _DTYPES,
                     "tensor",
-                    name,
+                    stored_name,
                     f"in {path.name} has dtype {tensor.get_dtype()}, which is not supported",
                     f"use a checkpoint stored as one of {', '.join(_DTYPES)}",
                 )
                 self._files[name] = path
+                self._stored_names[name] = stored_name
                 self._shapes[name] = tuple(tensor.get_shape())
 
     @property
@@ -52,16 +64,26 @@ class SafetensorsSource:
         path = self._files[name]
         if path not in self._opened:
             self._opened[path] = _open(path)
-        rows: np.ndarray[Any, Any] = self._opened[path].get_slice(name)[start:stop]
+        rows: np.ndarray[Any, Any] = self._opened[path].get_slice(self._stored_names[name])[
+            start:stop
+        ]
         return rows
 
     def stored_name(self, name: str) -> str:
-        """Return `name`: the plan's names are this format's."""
-        return name
+        """Return the file's name of a tensor: the plan's, but in a multimodal checkpoint."""
+        return self._stored_names.get(name, name)
 
     def release(self) -> None:
         """Close, and so unmap, the files that are open."""
         self._opened.clear()
+
+
+def _text_name(name: str) -> str | None:
+    """Return the name in the text part's own checkpoint, or None for another part's tensor."""
+    for theirs, ours in _TEXT_PREFIXES.items():
+        if name.startswith(theirs):
+            return ours + name.removeprefix(theirs)
+    return None
 
 
 def _open(path: Path) -> Any:

@@ -7,10 +7,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from jspec.config import ModelConfig, RopeConfig
+from jspec.checkpoints.fields import CHECK, flag, integer, number
+from jspec.checkpoints.huggingface_families import FAMILIES, Family, family_fields
+from jspec.checkpoints.huggingface_rope import extended_context
+from jspec.config import ModelConfig
 from jspec.errors import InputError, require
 
-SUPPORTED = ("LlamaForCausalLM",)
+# A multimodal architecture's config.json has its text part, of another architecture, inside.
+_TEXT_PARTS = {"Gemma3ForConditionalGeneration": "Gemma3ForCausalLM"}
 _EXPERT_KEYS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
 _RECURRENT = (
     "bamba",
@@ -34,8 +38,7 @@ _RECURRENT = (
     "zamba",
     "zamba2",
 )
-_REMEDY = f"use a checkpoint of a supported architecture: {', '.join(SUPPORTED)}"
-_CHECK = "use the config.json that was published with the weights"
+_REMEDY = f"use a checkpoint of a supported architecture: {', '.join(FAMILIES)}"
 
 
 def read_config(directory: Path) -> ModelConfig:
@@ -45,36 +48,50 @@ def read_config(directory: Path) -> ModelConfig:
         InputError: the file is corrupt, or asks for something that the model does not compute.
     """
     config = read_json(directory / "config.json")
-    architecture = _refuse_unsupported(config)
-    num_heads = _integer(config, "num_attention_heads")
-    hidden_size = _integer(config, "hidden_size")
-    max_context = _integer(config, "max_position_embeddings", 2048)
-    _refuse_windows(config, max_context)
-    head_dim = _integer(config, "head_dim", 0)
+    if is_text_part(config):
+        text = config.get("text_config")
+        require(isinstance(text, dict), "text_config", text, "is no object", CHECK)
+        architectures = [_TEXT_PARTS[config["architectures"][0]]]
+        config = dict(text or {}) | {"architectures": architectures}
+    family = _supported_family(config)
+    config = {**family.defaults, **config}
+    num_heads = integer(config, "num_attention_heads")
+    hidden_size = integer(config, "hidden_size")
+    max_context = integer(config, "max_position_embeddings")
+    head_dim = integer(config, "head_dim", 0)
     if not head_dim:
         require(
             num_heads > 0 and hidden_size % num_heads == 0,
             "num_attention_heads",
             num_heads,
             f"does not divide hidden_size ({hidden_size}), and head_dim is not given",
-            _CHECK,
+            CHECK,
         )
         head_dim = hidden_size // num_heads
+    fields = {
+        "attention_bias": flag(config, "attention_bias"),
+        **family_fields(family, config, max_context),
+    }
     return ModelConfig(
-        name=architecture,
-        vocab_size=_integer(config, "vocab_size"),
+        name=family.name,
+        vocab_size=integer(config, "vocab_size"),
         hidden_size=hidden_size,
-        intermediate_size=_integer(config, "intermediate_size"),
-        num_layers=_integer(config, "num_hidden_layers"),
+        intermediate_size=integer(config, "intermediate_size"),
+        num_layers=integer(config, "num_hidden_layers"),
         num_heads=num_heads,
-        num_kv_heads=_integer(config, "num_key_value_heads", num_heads),
+        num_kv_heads=integer(config, "num_key_value_heads", num_heads),
         head_dim=head_dim,
-        max_context=max_context,
-        norm_eps=_number(config, "rms_norm_eps", 1e-6),
-        rope=_rope(config, max_context),
-        tie_embeddings=_flag(config, "tie_word_embeddings"),
-        attention_bias=_flag(config, "attention_bias"),
+        max_context=extended_context(fields["rope"], max_context),
+        norm_eps=number(config, "rms_norm_eps", 1e-6),
+        tie_embeddings=flag(config, "tie_word_embeddings"),
+        **fields,
     )
+
+
+def is_text_part(config: Mapping[str, Any]) -> bool:
+    """True where the model to load is the text part of a multimodal checkpoint."""
+    names = config.get("architectures")
+    return isinstance(names, list) and bool(names) and names[0] in _TEXT_PARTS
 
 
 def read_eos_token_ids(directory: Path) -> tuple[int, ...]:
@@ -118,11 +135,11 @@ def read_json(path: Path) -> dict[str, Any]:
     return result
 
 
-def _refuse_unsupported(config: Mapping[str, Any]) -> str:
-    """Return the family's name, or raise with the most specific reason there is."""
+def _supported_family(config: Mapping[str, Any]) -> Family:
+    """Return the family, or raise with the most specific reason there is."""
     names = config.get("architectures") or [None]
     architecture = names[0] if isinstance(names, list) else names
-    family = config.get("model_type")
+    model_type = config.get("model_type")
     quantization = config.get("quantization_config")
     if quantization:
         method = quantization.get("quant_method") if isinstance(quantization, dict) else None
@@ -147,25 +164,27 @@ def _refuse_unsupported(config: Mapping[str, Any]) -> str:
             f"makes {architecture!r} use multi-head latent attention, which is not supported",
             _REMEDY,
         )
-    if family in _RECURRENT:
+    if model_type in _RECURRENT:
         raise InputError(
             "model_type",
-            family,
+            model_type,
             "keeps a recurrent state, which speculation cannot rewind",
             _REMEDY,
         )
-    if architecture is None and family == "llama":
-        architecture = SUPPORTED[0]
-    require(
-        architecture in SUPPORTED, "architecture", architecture, "is not supported yet", _REMEDY
-    )
-    require(
-        config.get("hidden_act", "silu") == "silu",
-        "hidden_act",
-        config.get("hidden_act"),
-        "is not supported",
-        "use a checkpoint with silu",
-    )
+    if architecture not in FAMILIES:
+        parts = [key for key in ("vision_config", "audio_config") if config.get(key)]
+        if parts:
+            raise InputError(
+                "architecture",
+                architecture,
+                f"is multimodal ({parts[0]}), which is not supported",
+                _REMEDY,
+            )
+    if architecture is None:
+        by_name = {family.name: name for name, family in FAMILIES.items()}
+        architecture = by_name.get(str(model_type).removesuffix("_text"))
+    if architecture not in FAMILIES:
+        raise InputError("architecture", architecture, "is not supported yet", _REMEDY)
     require(
         not config.get("mlp_bias"),
         "mlp_bias",
@@ -173,71 +192,4 @@ def _refuse_unsupported(config: Mapping[str, Any]) -> str:
         "is not supported",
         "use a checkpoint without biases in the feed-forward block",
     )
-    return "llama"
-
-
-def _refuse_windows(config: Mapping[str, Any], max_context: int) -> None:
-    window = config.get("sliding_window")
-    if window and config.get("use_sliding_window", True) and window < max_context:
-        raise InputError(
-            "sliding_window",
-            window,
-            f"is smaller than the context ({max_context}), and windows are not supported",
-            _REMEDY,
-        )
-    for kind in config.get("layer_types") or ():
-        require(kind == "full_attention", "layer_types", kind, "is not supported", _REMEDY)
-
-
-def _rope(config: Mapping[str, Any], max_context: int) -> RopeConfig:
-    """Read rope_scaling (to transformers 4) or rope_parameters (from 5 on, with the base)."""
-    scaling = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    require(isinstance(scaling, dict), "rope_scaling", scaling, "is not an object", _CHECK)
-    theta = _number(scaling, "rope_theta", _number(config, "rope_theta", 10000.0))
-    partial = config.get("partial_rotary_factor", scaling.get("partial_rotary_factor", 1.0))
-    require(partial == 1, "partial_rotary_factor", partial, "is not supported", _REMEDY)
-    kind = scaling.get("rope_type", scaling.get("type", "default"))
-    if kind == "default":
-        return RopeConfig(theta=theta)
-    if kind == "linear":
-        return RopeConfig(theta=theta, scaling="linear", factor=_number(scaling, "factor"))
-    if kind == "llama3":
-        return RopeConfig(
-            theta=theta,
-            scaling="llama3",
-            factor=_number(scaling, "factor"),
-            low_freq_factor=_number(scaling, "low_freq_factor"),
-            high_freq_factor=_number(scaling, "high_freq_factor"),
-            original_context=_integer(scaling, "original_max_position_embeddings", max_context),
-        )
-    raise InputError(
-        "rope_type", kind, "is not supported", "use a checkpoint with default, linear or llama3"
-    )
-
-
-def _integer(config: Mapping[str, Any], key: str, default: int | None = None) -> int:
-    value = config.get(key)
-    value = default if value is None else value
-    require(
-        isinstance(value, int) and not isinstance(value, bool), key, value, "is no integer", _CHECK
-    )
-    return int(value)  # type: ignore[arg-type]
-
-
-def _number(config: Mapping[str, Any], key: str, default: float | None = None) -> float:
-    value = config.get(key)
-    value = default if value is None else value
-    require(
-        isinstance(value, int | float) and not isinstance(value, bool),
-        key,
-        value,
-        "is no number",
-        _CHECK,
-    )
-    return float(value)  # type: ignore[arg-type]
-
-
-def _flag(config: Mapping[str, Any], key: str) -> bool:
-    value = config.get(key)
-    require(value is None or isinstance(value, bool), key, value, "is no boolean", _CHECK)
-    return bool(value)
+    return FAMILIES[architecture]

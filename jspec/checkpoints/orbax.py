@@ -17,11 +17,19 @@ import orbax.checkpoint.experimental.v1 as ocp
 from jax.experimental import multihost_utils
 from jax.typing import DTypeLike
 
-from jspec.checkpoints.assembly import checked_dtype, sharding_leaves
+from jspec.checkpoints.assembly import checked_dtype, placements_of
 from jspec.checkpoints.huggingface_config import read_json
 from jspec.config import ModelConfig, RopeConfig
 from jspec.errors import InputError, require
 from jspec.models.parameters import TransformerParams, abstract, named
+from jspec.quantization import (
+    Weights,
+    is_int8,
+    is_matrix_name,
+    is_quantized,
+    map_matrices,
+    quantize_matrix,
+)
 
 MANIFEST = "jspec.json"
 _PARAMS = "params"
@@ -90,8 +98,11 @@ def read_manifest(directory: Path) -> tuple[ModelConfig, tuple[int, ...]]:
     )
     try:
         fields = dict(manifest["config"])
-        config = ModelConfig(**(fields | {"rope": RopeConfig(**fields["rope"])}))
-        return config, tuple(int(token) for token in manifest["eos_token_ids"])
+        fields["rope"] = RopeConfig(**fields["rope"])
+        fields["windows"] = tuple(fields.get("windows", ()))
+        local_rope = fields.get("local_rope")
+        fields["local_rope"] = None if local_rope is None else RopeConfig(**local_rope)
+        return ModelConfig(**fields), tuple(int(token) for token in manifest["eos_token_ids"])
     except (KeyError, TypeError) as error:
         raise InputError(
             "path", str(path), f"is incomplete ({error})", "read it with the version that wrote it"
@@ -99,35 +110,69 @@ def read_manifest(directory: Path) -> tuple[ModelConfig, tuple[int, ...]]:
 
 
 def load_params(
-    directory: Path, config: ModelConfig, dtype: DTypeLike, shardings: TransformerParams | None
+    directory: Path,
+    config: ModelConfig,
+    dtype: DTypeLike,
+    shardings: TransformerParams | None,
+    weights: Weights,
 ) -> TransformerParams:
-    """Read the parameters, each shard straight to its devices and converted to `dtype`."""
+    """Read the parameters, each shard straight to its devices and converted to `dtype`.
+
+    Stored int8 matrices stay so. Others are quantised, if `weights` says so, from float32.
+    """
     path = directory.absolute() / _PARAMS
     require(
         path.is_dir(), "path", str(path), "does not exist", "copy the whole checkpoint directory"
     )
-    wanted = abstract(config, checked_dtype(dtype))
+    checked = checked_dtype(dtype)
     try:
         stored = ocp.metadata(path).metadata
     except (OSError, ValueError) as error:
         raise InputError(
             "path", str(path), f"is no Orbax checkpoint ({error})", "copy it again"
         ) from None
-    _check_shapes(_stored_shapes(stored), wanted)
+    shapes = _stored_shapes(stored)
+    stored_weights: Weights = "int8" if "embedding.values" in shapes else "same"
+    wanted = abstract(config, checked, stored_weights)
+    _check_shapes(shapes, wanted)
+    final = "int8" if weights == "int8" else stored_weights
+    placements = placements_of(config, shardings, final)
+    if final == stored_weights:
+        return _read(path, wanted, placements)
+
+    wanted = map_matrices(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, "float32"), wanted)
+    plain = _read(path, wanted, [p.values if is_int8(p) else p for p in placements])
+    names = named(plain)
+    tensors, treedef = jax.tree.flatten(plain)
+    del plain
+    for index, (name, placement) in enumerate(zip(names, placements, strict=True)):
+        if is_matrix_name(name):
+            tensors[index] = jax.device_put(quantize_matrix(tensors[index]), placement)
+    return cast(TransformerParams, jax.tree.unflatten(treedef, tensors))
+
+
+def _read(path: Path, wanted: TransformerParams, placements: list[Any]) -> TransformerParams:
+    """Read the tree `wanted`; a placement of None, one a tensor, is the default device."""
     default = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
-    leaves, treedef = jax.tree.flatten(wanted)
-    placed = [
-        jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=placement or default)
-        for leaf, placement in zip(leaves, sharding_leaves(config, shardings), strict=True)
+    tensors, treedef = jax.tree.flatten(wanted, is_leaf=is_int8)
+
+    def placed(leaf: Any, sharding: Any) -> Any:
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
+
+    targets = [
+        jax.tree.map(lambda leaf: placed(leaf, default), tensor)
+        if placement is None
+        else jax.tree.map(placed, tensor, placement)
+        for tensor, placement in zip(tensors, placements, strict=True)
     ]
-    return cast(TransformerParams, ocp.load(path, jax.tree.unflatten(treedef, placed)))
+    return cast(TransformerParams, ocp.load(path, jax.tree.unflatten(treedef, targets)))
 
 
 def check_tree(config: ModelConfig, params: TransformerParams) -> None:
     """Raise `InputError` unless `params` has the tensors and shapes of `config`."""
     _check_shapes(
         {name: tuple(leaf.shape) for name, leaf in named(params).items()},
-        abstract(config, "float32"),
+        abstract(config, "float32", "int8" if is_quantized(params) else "same"),
     )
 
 

@@ -18,6 +18,7 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 
 from jspec.config import ModelConfig
+from jspec.quantization import Int8Matrix, Weights, map_matrices, quantize_matrix
 
 Initializer = Literal["normal", "ones", "zeros"]
 
@@ -31,11 +32,13 @@ class TensorSpec:
         axes: a logical name for each dimension, mapped to mesh axes by `sharding.rules`; None is
             never split.
         initializer: how a random model fills it; "normal" has standard deviation 1/sqrt(fan in).
+        dtype: None is the model's.
     """
 
     shape: tuple[int, ...]
     axes: tuple[str | None, ...]
     initializer: Initializer = "normal"
+    dtype: DTypeLike | None = None
 
     def __post_init__(self) -> None:
         if len(self.shape) != len(self.axes):
@@ -45,7 +48,7 @@ class TensorSpec:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class LayerParams:
-    """One decoder layer. `qkv_bias` is None where the family has none.
+    """One decoder layer. What a family does not have is None.
 
     Attributes:
         attention_norm: [D].
@@ -55,6 +58,10 @@ class LayerParams:
         mlp_norm: [D].
         gate_up: [2, F, D]; gate first.
         down: [D, F].
+        q_norm: [H] or None.
+        k_norm: [H] or None.
+        post_attention_norm: [D] or None.
+        post_mlp_norm: [D] or None.
     """
 
     attention_norm: Any
@@ -64,6 +71,10 @@ class LayerParams:
     mlp_norm: Any
     gate_up: Any
     down: Any
+    q_norm: Any = None
+    k_norm: Any = None
+    post_attention_norm: Any = None
+    post_mlp_norm: Any = None
 
 
 @jax.tree_util.register_dataclass
@@ -84,12 +95,19 @@ class TransformerParams:
     head: Any
 
 
-def declare(config: ModelConfig) -> TransformerParams:
-    """Return the tree of `TensorSpec` that `config` asks for."""
+def declare(config: ModelConfig, weights: Weights = "same") -> TransformerParams:
+    """Return the tree of `TensorSpec` that `config` asks for.
+
+    Args:
+        config: the architecture.
+        weights: "int8" has an `Int8Matrix` of two specs in the place of each matrix.
+    """
     v, d, f = config.vocab_size, config.hidden_size, config.intermediate_size
     g, per, h = config.num_kv_heads, config.queries_per_kv + 2, config.head_dim
+    neutral: Initializer = "zeros" if config.norm_unit_offset else "ones"
+    norm, head_norm = TensorSpec((d,), (None,), neutral), TensorSpec((h,), (None,), neutral)
     layer = LayerParams(
-        attention_norm=TensorSpec((d,), (None,), "ones"),
+        attention_norm=norm,
         qkv=TensorSpec((g, per, h, d), ("kv_heads", None, None, "embed")),
         qkv_bias=(
             TensorSpec((g, per, h), ("kv_heads", None, None), "zeros")
@@ -97,15 +115,28 @@ def declare(config: ModelConfig) -> TransformerParams:
             else None
         ),
         attention_out=TensorSpec((d, config.num_heads * h), ("embed", "heads")),
-        mlp_norm=TensorSpec((d,), (None,), "ones"),
+        mlp_norm=norm,
         gate_up=TensorSpec((2, f, d), (None, "mlp", "embed")),
         down=TensorSpec((d, f), ("embed", "mlp")),
+        q_norm=head_norm if config.qk_norm else None,
+        k_norm=head_norm if config.qk_norm else None,
+        post_attention_norm=norm if config.post_norms else None,
+        post_mlp_norm=norm if config.post_norms else None,
     )
-    return TransformerParams(
+    params = TransformerParams(
         embedding=TensorSpec((v, d), ("vocab", "embed")),
         layers=(layer,) * config.num_layers,
-        final_norm=TensorSpec((d,), (None,), "ones"),
+        final_norm=norm,
         head=None if config.tie_embeddings else TensorSpec((v, d), ("vocab", "embed")),
+    )
+    return params if weights == "same" else map_matrices(_quantized, params, is_spec)
+
+
+def _quantized(spec: TensorSpec) -> Int8Matrix:
+    """Return the specs of a quantised matrix: its scales are split as its outputs are."""
+    return Int8Matrix(
+        values=dataclasses.replace(spec, dtype=jnp.int8),
+        scales=TensorSpec(spec.shape[:-1], spec.axes[:-1], "ones", jnp.float32),
     )
 
 
@@ -114,13 +145,22 @@ def is_spec(node: object) -> bool:
     return isinstance(node, TensorSpec)
 
 
-def abstract(config: ModelConfig, dtype: DTypeLike) -> TransformerParams:
-    """Return `declare(config)` as `jax.ShapeDtypeStruct` leaves of `dtype`."""
+def abstract(
+    config: ModelConfig, dtype: DTypeLike, weights: Weights = "same"
+) -> TransformerParams:
+    """Return `declare(config, weights)` as `jax.ShapeDtypeStruct` leaves.
+
+    Args:
+        config: the architecture.
+        dtype: of every tensor whose spec names none.
+        weights: as for `declare`.
+    """
+
+    def struct(spec: TensorSpec) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(spec.shape, dtype if spec.dtype is None else spec.dtype)
+
     return cast(
-        TransformerParams,
-        jax.tree.map(
-            lambda spec: jax.ShapeDtypeStruct(spec.shape, dtype), declare(config), is_leaf=is_spec
-        ),
+        TransformerParams, jax.tree.map(struct, declare(config, weights), is_leaf=is_spec)
     )
 
 
@@ -130,20 +170,24 @@ def named(tree: TransformerParams) -> Mapping[str, Any]:
     return {jax.tree_util.keystr(path, simple=True, separator="."): leaf for path, leaf in leaves}
 
 
-def initialize(config: ModelConfig, key: jax.Array, dtype: DTypeLike) -> TransformerParams:
+def initialize(
+    config: ModelConfig, key: jax.Array, dtype: DTypeLike, weights: Weights = "same"
+) -> TransformerParams:
     """Return random parameters.
 
     Args:
         config: the architecture.
         key: a typed PRNG key; every tensor folds in its own index.
         dtype: dtype of every tensor.
+        weights: "int8" quantises the matrices, from the same float32 numbers.
     """
     specs, treedef = jax.tree.flatten(declare(config), is_leaf=is_spec)
     values = []
     for index, spec in enumerate(specs):
         if spec.initializer == "normal":
             noise = jax.random.normal(jax.random.fold_in(key, index), spec.shape, jnp.float32)
-            values.append((noise * spec.shape[-1] ** -0.5).astype(dtype))
+            noise = noise * spec.shape[-1] ** -0.5
+            values.append(quantize_matrix(noise) if weights == "int8" else noise.astype(dtype))
         else:
             values.append(jnp.full(spec.shape, spec.initializer == "ones", dtype))
     return cast(TransformerParams, jax.tree.unflatten(treedef, values))

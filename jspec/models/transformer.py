@@ -15,24 +15,41 @@ from jax.typing import DTypeLike
 
 from jspec import cache as kv
 from jspec.cache import KVCache
-from jspec.config import ModelConfig
-from jspec.models import rope
+from jspec.config import Activation, ModelConfig, RopeConfig
+from jspec.models import linear, rope
+from jspec.models.linear import matmul
 from jspec.models.parameters import LayerParams, TransformerParams
 from jspec.trees import Topology
 from pallas_kernels import tree_attention
 
 
-def rms_norm(x: jax.Array, weight: jax.Array, eps: float) -> jax.Array:
-    """Root-mean-square norm over axis 0 of x [D, rows], in float32, returned in x's dtype."""
+def rms_norm(x: jax.Array, weight: jax.Array, eps: float, unit_offset: bool = False) -> jax.Array:
+    """Root-mean-square norm over axis -2, in float32.
+
+    Args:
+        x: [..., D, rows].
+        weight: [D], or [M, D] for x of [..., M, D, rows].
+        eps: added to the mean square.
+        unit_offset: multiply by 1 + weight, not by weight.
+
+    Returns:
+        As x, in its dtype.
+    """
     wide = x.astype(jnp.float32)
-    mean_square = jnp.mean(wide * wide, axis=0, keepdims=True)
+    mean_square = jnp.mean(wide * wide, axis=-2, keepdims=True)
     scale = jax.lax.rsqrt(mean_square + jnp.float32(eps))
-    return (wide * scale * weight.astype(jnp.float32)[:, None]).astype(x.dtype)
+    factor = weight.astype(jnp.float32)
+    if unit_offset:
+        factor = 1.0 + factor
+    factor = jnp.expand_dims(factor, (*range(x.ndim - 1 - weight.ndim), -1))
+    return (wide * scale * factor).astype(x.dtype)
 
 
-def matmul(weight: jax.Array, x: jax.Array) -> jax.Array:
-    """Return weight [out, in] @ x [in, rows], accumulated in float32, in x's dtype."""
-    return jnp.matmul(weight, x, preferred_element_type=jnp.float32).astype(x.dtype)
+def gated(gate: jax.Array, up: jax.Array, activation: Activation) -> jax.Array:
+    """Return the feed-forward block's hidden units: `up` times the activation of `gate`."""
+    if activation == "silu":
+        return jax.nn.silu(gate) * up
+    return jax.nn.gelu(gate, approximate=True) * up
 
 
 def rotate(x: jax.Array, cosine: jax.Array, sine: jax.Array) -> jax.Array:
@@ -85,31 +102,80 @@ class Transformer:
         batch, nodes = tokens.shape
         depths = jnp.asarray(topology.depths)
         positions = (cache.length[:, None] + depths[None, :]).reshape(-1)
-        cosine, sine = rope.rotation(config.rope, config.head_dim, positions)
-        cosine, sine = jax.lax.optimization_barrier((cosine, sine))  # not once a layer
-        planned = tree_attention.plan(cache.length, jnp.asarray(topology.ancestors), cache.capacity)
+        rotations = self._rotations(positions)
+        plans = self._plans(cache, topology)
 
         with jax.named_scope("embed"):
-            x = jnp.take(params.embedding, tokens.reshape(-1), axis=0).T
+            x = linear.embed(params.embedding, tokens.reshape(-1), params.final_norm.dtype)
+            if config.embedding_scale is not None:
+                x = x * jnp.asarray(config.embedding_scale, x.dtype)
         keys, values = list(cache.keys), list(cache.values)
         outputs: list[jax.Array] = []
         for index, layer in enumerate(params.layers):
             with jax.named_scope("attention"):
-                normed = rms_norm(x, layer.attention_norm, config.norm_eps)
-                query, key, value = self._project(layer, normed, cosine, sine, batch, nodes)
+                normed = self._norm(x, layer.attention_norm)
+                rotation = rotations[self._rope(index)]
+                query, key, value = self._project(layer, normed, *rotation, batch, nodes)
                 keys[index], values[index] = kv.write(cache, index, key, value)
-                mixed = tree_attention.attend(query, keys[index], values[index], planned)
-                mixed = mixed.reshape(batch * nodes, -1).T
-                x = x + matmul(layer.attention_out, mixed)
+                mixed = tree_attention.attend(
+                    query.astype(keys[index].dtype),
+                    keys[index],
+                    values[index],
+                    plans[self._window(index, cache)],
+                    scale=config.attention_scale,
+                    softcap=config.attention_softcap,
+                )
+                mixed = mixed.reshape(batch * nodes, -1).T.astype(x.dtype)
+                mixed = matmul(layer.attention_out, mixed)
+                if layer.post_attention_norm is not None:
+                    mixed = self._norm(mixed, layer.post_attention_norm)
+                x = x + mixed
             with jax.named_scope("mlp"):
-                normed = rms_norm(x, layer.mlp_norm, config.norm_eps)
-                gate_up = matmul(layer.gate_up.reshape(-1, config.hidden_size), normed)
+                normed = self._norm(x, layer.mlp_norm)
+                gate_up = matmul(layer.gate_up, normed)
                 gate, up = jnp.split(gate_up, 2, axis=0)
-                x = x + matmul(layer.down, jax.nn.silu(gate) * up)
+                mixed = matmul(layer.down, gated(gate, up, config.activation))
+                if layer.post_mlp_norm is not None:
+                    mixed = self._norm(mixed, layer.post_mlp_norm)
+                x = x + mixed
             outputs.append(x)
-        normed = rms_norm(x, params.final_norm, config.norm_eps)
+        normed = self._norm(x, params.final_norm)
         cache = dataclasses.replace(cache, keys=tuple(keys), values=tuple(values))
         return normed, cache, tuple(outputs[layer] for layer in feature_layers)
+
+    def _norm(self, x: jax.Array, weight: jax.Array) -> jax.Array:
+        return rms_norm(x, weight, self.config.norm_eps, self.config.norm_unit_offset)
+
+    def _rope(self, layer: int) -> RopeConfig:
+        """The rotary embedding of one layer."""
+        local = self.config.local_rope
+        return self.config.rope if local is None or self.config.window(layer) is None else local
+
+    def _rotations(self, positions: jax.Array) -> dict[RopeConfig, tuple[jax.Array, jax.Array]]:
+        """Return the rotation at `positions` [rows] by each rotary embedding in use."""
+        return {
+            # The barrier keeps XLA from recomputing it in every layer.
+            embedding: jax.lax.optimization_barrier(
+                rope.rotation(embedding, self.config.head_dim, positions)
+            )
+            for embedding in dict.fromkeys(map(self._rope, range(self.config.num_layers)))
+        }
+
+    def _window(self, layer: int, cache: KVCache) -> int | None:
+        """The window of one layer, or None where no row can outgrow it."""
+        window = self.config.window(layer)
+        return None if window is None or window >= cache.capacity else window
+
+    def _plans(self, cache: KVCache, topology: Topology) -> dict[int | None, tree_attention.Plan]:
+        """Return the pass's attention plan for each window in use."""
+        windows = dict.fromkeys(
+            self._window(layer, cache) for layer in range(self.config.num_layers)
+        )
+        ancestors = jnp.asarray(topology.ancestors)
+        return {
+            window: tree_attention.plan(cache.length, ancestors, cache.capacity, window)
+            for window in windows
+        }
 
     def _project(
         self,
@@ -124,11 +190,15 @@ class Transformer:
         config = self.config
         rows = batch * nodes
         groups, per, head_dim = config.num_kv_heads, config.queries_per_kv, config.head_dim
-        qkv = matmul(layer.qkv.reshape(-1, config.hidden_size), x)
+        qkv = matmul(layer.qkv, x)
         qkv = qkv.reshape(groups, per + 2, head_dim, rows)
         if layer.qkv_bias is not None:
             qkv = qkv + layer.qkv_bias.astype(qkv.dtype)[..., None]
-        rotated = rotate(qkv[:, : per + 1], cosine, sine)
+        query_key = qkv[:, : per + 1]
+        if layer.q_norm is not None:
+            weights = jnp.stack([*[layer.q_norm] * per, layer.k_norm])
+            query_key = self._norm(query_key, weights)
+        rotated = rotate(query_key, cosine, sine)
         query = rotated[:, :per].reshape(config.num_heads * head_dim, rows).T
         key = rotated[:, per].reshape(groups * head_dim, rows).T
         value = qkv[:, per + 1].reshape(groups * head_dim, rows).T
@@ -148,11 +218,10 @@ class Transformer:
         Returns:
             [rows, V] float32; -inf at the ids that only pad the embedding.
         """
-        head = params.embedding if params.head is None else params.head
-        scores = jnp.matmul(head, hidden, preferred_element_type=jnp.float32)
-        # Transposed after the product, not in it: XLA:CPU's [rows, D] x [D, V] is several times
-        # slower at 2 to 8 rows.
-        scores = jax.lax.optimization_barrier(scores).T
+        scores = linear.head(params.embedding if params.head is None else params.head, hidden)
+        cap = self.config.logit_softcap
+        if cap is not None:
+            scores = cap * jnp.tanh(scores / cap)
         count = self.config.token_count
         if count is not None and count < self.config.vocab_size:
             real = jnp.arange(self.config.vocab_size, dtype=jnp.int32) < count

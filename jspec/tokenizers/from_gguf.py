@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -18,7 +19,9 @@ from tokenizers import Tokenizer as Backend
 
 from jspec.errors import InputError, require
 
-_UNKNOWN, _CONTROL, _USER_DEFINED, _BYTE = 2, 3, 4, 6  # tokenizer.ggml.token_type
+# tokenizer.ggml.token_type
+_UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = 2, 3, 4, 5, 6
+_PADDING = re.compile(r"\[PAD\d+\]")  # what converters call the rows that only pad the embedding
 _SPACE = "\u2581"  # SentencePiece's word boundary
 _CHECK = "convert the model to GGUF again"
 
@@ -45,6 +48,7 @@ def build(metadata: Mapping[str, Any]) -> Backend:
         InputError: the model or its pre-tokenizer is not supported, or the lists don't fit.
     """
     model = metadata.get("tokenizer.ggml.model")
+    metadata = _without_padding(metadata)
     tokens = _list(metadata, "tokens")
     if model == "gpt2":
         backend = _byte_level(metadata, tokens)
@@ -54,14 +58,37 @@ def build(metadata: Mapping[str, Any]) -> Backend:
         raise InputError(
             "tokenizer.ggml.model", model, "is not supported", "use a file with gpt2 or llama"
         )
-    for token, kind in zip(tokens, _types(metadata, tokens), strict=True):
-        # normalized=False: the token is looked for in the text as the user wrote it
-        if kind in (_CONTROL, _UNKNOWN):
-            backend.add_special_tokens([AddedToken(token, special=True, normalized=False)])
-        elif kind == _USER_DEFINED:
-            backend.add_tokens([AddedToken(token, normalized=False)])
+    kinds = _types(metadata, tokens)
+    # normalized=False: the token is looked for in the text as the user wrote it. All in one call,
+    # which rebuilds the search: Gemma has thousands.
+    backend.add_special_tokens(
+        [
+            AddedToken(token, special=True, normalized=False)
+            for token, kind in zip(tokens, kinds, strict=True)
+            if kind in (_CONTROL, _UNKNOWN)
+        ]
+    )
+    backend.add_tokens(
+        [
+            AddedToken(token, normalized=False)
+            for token, kind in zip(tokens, kinds, strict=True)
+            if kind == _USER_DEFINED
+        ]
+    )
     _add_sequence_ends(backend, metadata, tokens)
     return backend
+
+
+def _without_padding(metadata: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the metadata without the last tokens that stand for no text and are never made."""
+    tokens = _list(metadata, "tokens")
+    types = _types(metadata, tokens)
+    size = len(tokens)
+    while size and types[size - 1] == _UNUSED and _PADDING.fullmatch(tokens[size - 1]):
+        size -= 1
+    keys = (f"tokenizer.ggml.{name}" for name in ("tokens", "token_type", "scores"))
+    cut = {key: value[:size] for key in keys if isinstance(value := metadata.get(key), list)}
+    return {**metadata, **cut}
 
 
 def special_tokens(metadata: Mapping[str, Any]) -> dict[str, str]:

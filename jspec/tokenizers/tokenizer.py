@@ -171,7 +171,7 @@ class Tokenizer:
 
     @classmethod
     def _from_gguf(cls, header: GgufHeader) -> Tokenizer:
-        from jspec.checkpoints.gguf import read_eos_token_ids as read_gguf_eos_token_ids
+        from jspec.checkpoints.gguf_config import read_eos_token_ids as read_gguf_eos_token_ids
 
         return cls(
             from_gguf.build(header.metadata),

@@ -54,7 +54,9 @@ def unpack_ancestors(ancestors: jax.Array, size: int) -> jax.Array:
     return (jnp.right_shift(words, shift) & jnp.uint32(1)) == jnp.uint32(1)
 
 
-def plan(prefix_length: jax.Array, ancestors: jax.Array, slots: int) -> Plan:
+def plan(
+    prefix_length: jax.Array, ancestors: jax.Array, slots: int, window: int | None = None
+) -> Plan:
     """Plan one forward pass of T nodes.
 
     Args:
@@ -62,6 +64,8 @@ def plan(prefix_length: jax.Array, ancestors: jax.Array, slots: int) -> Plan:
             prefix_length .. prefix_length + T - 1.
         ancestors: [T, W] or [B, T, W] uint32 packed ancestor-or-self bits.
         slots: S, cache slots.
+        window: sliding window: a node at position p sees positions above p - window alone. A
+            node's position is prefix_length + its depth, whatever its slot. None: no window.
     """
     batch, nodes = prefix_length.shape[0], ancestors.shape[-2]
     dense = jnp.broadcast_to(unpack_ancestors(ancestors, nodes), (batch, nodes, nodes))
@@ -69,13 +73,27 @@ def plan(prefix_length: jax.Array, ancestors: jax.Array, slots: int) -> Plan:
     in_tree = jnp.take_along_axis(dense, jnp.clip(offset, 0, nodes - 1)[:, None, :], axis=2)
     is_node = (offset >= 0) & (offset < nodes)
     visible = (offset < 0)[:, None, :] | (is_node[:, None, :] & in_tree)
+    if window is not None:
+        depth = jnp.sum(dense, axis=-1, dtype=jnp.int32) - 1
+        # Relative to the prefix's end: a cached entry lies at its offset, a node at its depth.
+        of_node = jnp.take_along_axis(depth, jnp.clip(offset, 0, nodes - 1), axis=1)
+        place = jnp.where(offset < 0, offset, of_node)
+        visible &= place[:, None, :] > depth[:, :, None] - window
     # The barrier keeps XLA from recomputing the mask in every layer.
     return jax.lax.optimization_barrier(
         Plan(visible=visible, used=jnp.minimum(jnp.max(prefix_length) + nodes, slots))
     )
 
 
-def attend(query: jax.Array, keys: jax.Array, values: jax.Array, planned: Plan) -> jax.Array:
+def attend(
+    query: jax.Array,
+    keys: jax.Array,
+    values: jax.Array,
+    planned: Plan,
+    *,
+    scale: float | None = None,
+    softcap: float | None = None,
+) -> jax.Array:
     """Attend from T nodes to each row's committed prefix and to their own ancestors.
 
     Scores of stale slots are masked, whatever is in them. Values must be finite everywhere, stale
@@ -86,6 +104,9 @@ def attend(query: jax.Array, keys: jax.Array, values: jax.Array, planned: Plan) 
         keys: [B, G, S, H], with the nodes' own entries already written past the prefix.
         values: [B, G, S, H], finite.
         planned: of this pass.
+        scale: factor of the scores; None is H ** -0.5.
+        softcap: c in scores -> c tanh(scores / c), before the mask (Gemma 2, arXiv 2408.00118);
+            None caps nothing.
 
     Returns:
         [B, T, N, H] in the query's dtype; products accumulate in float32.
@@ -97,11 +118,13 @@ def attend(query: jax.Array, keys: jax.Array, values: jax.Array, planned: Plan) 
     # The group's queries fold into rows, so keys and values are read once a group.
     grouped = query.reshape(batch, nodes, groups, per, head_dim).transpose(0, 2, 3, 1, 4)
     grouped = grouped.reshape(batch, groups, per * nodes, head_dim)
-    grouped = grouped * jnp.asarray(head_dim**-0.5, query.dtype)
+    # In float32: rounded to bfloat16, Gemma 2 27B's 144 ** -0.5 makes all scores 0.2 % too large.
+    scale = head_dim**-0.5 if scale is None else scale
+    grouped = (grouped.astype(jnp.float32) * scale).astype(query.dtype)
     if nodes >= WIDE and slots % BLOCK == 0 and slots > BLOCK:
-        out = _by_blocks(grouped, keys, values, planned)
+        out = _by_blocks(grouped, keys, values, planned, softcap)
     else:
-        scores = _scores(grouped, keys, planned.visible)
+        scores = _scores(grouped, keys, planned.visible, softcap)
         weights = jnp.exp(scores - jnp.max(scores, axis=-1, keepdims=True))
         out = _mix(weights, values) / jnp.sum(weights, axis=-1, keepdims=True)
     out = out.astype(query.dtype)
@@ -109,8 +132,10 @@ def attend(query: jax.Array, keys: jax.Array, values: jax.Array, planned: Plan) 
     return out.reshape(batch, nodes, heads, head_dim)
 
 
-def _scores(grouped: jax.Array, keys: jax.Array, visible: jax.Array) -> jax.Array:
-    """Return masked float32 scores [B, G, M, S] of M = N/G * T grouped queries."""
+def _scores(
+    grouped: jax.Array, keys: jax.Array, visible: jax.Array, softcap: float | None
+) -> jax.Array:
+    """Return capped and masked float32 scores [B, G, M, S] of M = N/G * T grouped queries."""
     batch, groups, rows, _ = grouped.shape
     nodes, slots = visible.shape[1:]
     if rows <= FEW:
@@ -120,6 +145,8 @@ def _scores(grouped: jax.Array, keys: jax.Array, visible: jax.Array) -> jax.Arra
         scores = jnp.swapaxes(jax.lax.optimization_barrier(scores), 2, 3)
     else:
         scores = jnp.einsum("bgmh,bgsh->bgms", grouped, keys, preferred_element_type=jnp.float32)
+    if softcap is not None:
+        scores = softcap * jnp.tanh(scores / softcap)
     scores = scores.reshape(batch, groups, rows // nodes, nodes, slots)
     scores = jnp.where(visible[:, None, None], scores, jnp.float32(MASKED_SCORE))
     return scores.reshape(batch, groups, rows, slots)
@@ -135,10 +162,17 @@ def _mix(weights: jax.Array, values: jax.Array) -> jax.Array:
     )
 
 
-def _by_blocks(grouped: jax.Array, keys: jax.Array, values: jax.Array, planned: Plan) -> jax.Array:
+def _by_blocks(
+    grouped: jax.Array,
+    keys: jax.Array,
+    values: jax.Array,
+    planned: Plan,
+    softcap: float | None,
+) -> jax.Array:
     """Attend block by block of the slots in use, with a running maximum and sum.
 
-    The online softmax of Milakov and Gimelshein (arXiv 1805.02867).
+    The online softmax of Milakov and Gimelshein (arXiv 1805.02867). What a block adds that a row
+    sees nothing of has weight 0 once a block follows that it sees something of, as its own does.
     """
     shape = grouped.shape
 
@@ -151,7 +185,7 @@ def _by_blocks(grouped: jax.Array, keys: jax.Array, values: jax.Array, planned: 
             jax.lax.dynamic_slice_in_dim(array, start, BLOCK, axis=2)
             for array in (keys, values, planned.visible)
         )
-        scores = _scores(grouped, some_keys, some_visible)
+        scores = _scores(grouped, some_keys, some_visible, softcap)
         higher = jnp.maximum(highest, jnp.max(scores, axis=-1, keepdims=True))
         weights = jnp.exp(scores - higher)
         keep = jnp.exp(highest - higher)
@@ -174,6 +208,10 @@ def tree_attention(
     values: jax.Array,
     prefix_length: jax.Array,
     ancestors: jax.Array,
+    *,
+    scale: float | None = None,
+    softcap: float | None = None,
+    window: int | None = None,
 ) -> jax.Array:
     """Plan and attend in one call: the op as the kernels will sign it.
 
@@ -183,8 +221,12 @@ def tree_attention(
         values: [B, G, S, H].
         prefix_length: [B] int32.
         ancestors: [T, W] or [B, T, W] uint32 packed ancestor-or-self bits.
+        scale: as `attend`.
+        softcap: as `attend`.
+        window: as `plan`.
 
     Returns:
         [B, T, N, H] in the query's dtype.
     """
-    return attend(query, keys, values, plan(prefix_length, ancestors, keys.shape[2]))
+    planned = plan(prefix_length, ancestors, keys.shape[2], window)
+    return attend(query, keys, values, planned, scale=scale, softcap=softcap)

@@ -192,7 +192,7 @@ def write_gguf(
     } | dict(metadata or {})
     writer = gguf.GGUFWriter(path, architecture)
     for key, value in keys.items():
-        _add(writer, key, value)
+        add(writer, key, value)
     raw = raw or {}
     for name, value in tensors.items():
         if gguf_name(name) in raw:
@@ -212,7 +212,7 @@ def write_gguf(
     return path
 
 
-def _add(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
+def add(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
     if isinstance(value, bool):
         writer.add_bool(key, value)
     elif isinstance(value, int):

@@ -15,7 +15,7 @@ from pallas_kernels.tree_attention import tree_attention
 from pallas_kernels.tree_attention.reference import BLOCK, WIDE, unpack_ancestors
 
 SLOTS = 12
-attention = jax.jit(tree_attention)
+attention = jax.jit(tree_attention, static_argnames=("scale", "softcap", "window"))
 
 
 def pack(parents: list[int]) -> tuple[np.ndarray, list[list[int]]]:
@@ -37,16 +37,23 @@ def by_hand(
     values: np.ndarray,
     prefix: list[int],
     ancestors: list[list[int]],
+    scale: float | None = None,
+    softcap: float | None = None,
+    window: int | None = None,
 ) -> np.ndarray:
     batch, nodes, heads, head_dim = query.shape
     per = heads // keys.shape[1]
     out = np.zeros(query.shape, np.float64)
     for b in range(batch):
         for t in range(nodes):
+            # The path lies at the positions after the prefix, in order, wherever its slots are.
             slots = [*range(prefix[b]), *(prefix[b] + a for a in ancestors[t])]
+            slots = slots if window is None else slots[-window:]
             for n in range(heads):
                 k = keys[b, n // per, slots].astype(np.float64)
-                score = k @ query[b, t, n].astype(np.float64) / math.sqrt(head_dim)
+                score = k @ query[b, t, n].astype(np.float64)
+                score = score * (1 / math.sqrt(head_dim) if scale is None else scale)
+                score = score if softcap is None else softcap * np.tanh(score / softcap)
                 weight = np.exp(score - score.max())
                 v = values[b, n // per, slots].astype(np.float64)
                 out[b, t, n] = weight @ v / weight.sum()
@@ -121,6 +128,58 @@ def test_wide_passes_go_by_blocks_of_slots(prefixes: tuple[int, int]) -> None:
         jnp.asarray(packed),
     )
     expected = by_hand(query, keys, values, list(prefixes), ancestors)
+    np.testing.assert_allclose(np.asarray(found, np.float64), expected, atol=1e-5, rtol=1e-5)
+
+
+@settings(max_examples=40)
+@given(data=st.data())
+def test_windows_go_by_position_and_caps_by_score(data: st.DataObject) -> None:
+    nodes, full = 6, SLOTS - 6
+    prefix = data.draw(st.lists(st.integers(0, full), min_size=2, max_size=2))
+    parents = [-1, *(data.draw(st.integers(0, node - 1)) for node in range(1, nodes))]
+    window = data.draw(st.sampled_from([1, 2, 3, 5, 9]))
+    scale, softcap = data.draw(st.sampled_from([(None, None), (0.3, 1.5), (2.0, 0.7)]))
+    rng = np.random.default_rng(data.draw(st.integers(0, 2**16)))
+    query = rng.normal(size=(2, nodes, 4, 8)).astype(np.float32)
+    keys = rng.normal(size=(2, 2, SLOTS, 8)).astype(np.float32)
+    values = rng.normal(size=(2, 2, SLOTS, 8)).astype(np.float32)
+    for row, first in enumerate(prefix):
+        keys[row, :, first + nodes :] = math.nan
+    packed, ancestors = pack(parents)
+    found = attention(
+        jnp.asarray(query),
+        jnp.asarray(keys),
+        jnp.asarray(values),
+        jnp.array(prefix, jnp.int32),
+        jnp.asarray(packed),
+        scale=scale,
+        softcap=softcap,
+        window=window,
+    )
+    expected = by_hand(query, keys, values, prefix, ancestors, scale, softcap, window)
+    np.testing.assert_allclose(np.asarray(found, np.float64), expected, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("window", [1, 20, BLOCK, 200])
+@pytest.mark.parametrize("prefixes", [(0, 1), (300, 4), (340, 129)])
+def test_wide_passes_with_windows_and_caps(prefixes: tuple[int, int], window: int) -> None:
+    slots, nodes = 3 * BLOCK, WIDE + 8
+    rng = np.random.default_rng(sum(prefixes) + window)
+    query = rng.normal(size=(2, nodes, 4, 8)).astype(np.float32)
+    keys = rng.normal(size=(2, 2, slots, 8)).astype(np.float32)
+    values = rng.normal(size=(2, 2, slots, 8)).astype(np.float32)
+    parents = [-1, *(max(0, node - 1 - int(rng.integers(0, 3))) for node in range(1, nodes))]
+    packed, ancestors = pack(parents)
+    found = attention(
+        jnp.asarray(query),
+        jnp.asarray(keys),
+        jnp.asarray(values),
+        jnp.array(prefixes, jnp.int32),
+        jnp.asarray(packed),
+        softcap=1.3,
+        window=window,
+    )
+    expected = by_hand(query, keys, values, list(prefixes), ancestors, None, 1.3, window)
     np.testing.assert_allclose(np.asarray(found, np.float64), expected, atol=1e-5, rtol=1e-5)
 
 

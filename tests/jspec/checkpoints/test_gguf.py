@@ -200,13 +200,13 @@ def test_linear_scaling(tmp_path: Path, keys: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("architecture", "keys", "message"),
     [
-        ("qwen2", {}, "'qwen2' is not supported yet.*supported architecture: llama"),
-        ("gemma3", {}, "'gemma3' is not supported yet"),
+        ("phi3", {}, "'phi3' is not supported yet.*supported architecture: llama, qwen2"),
+        ("qwen2moe", {"qwen2moe.expert_count": 60}, "mixture of 60 experts"),
+        ("gemma3n", {}, "'gemma3n' is not supported yet"),
         ("llama", {"llama.expert_count": 8}, "mixture of 8 experts"),
         ("deepseek2", {}, "latent attention"),
         ("mamba", {}, "recurrent state"),
-        ("llama", {"llama.rope.scaling.type": "yarn"}, "'yarn' is not supported"),
-        ("llama", {"llama.attention.sliding_window": 32}, "sliding_window=32 is smaller"),
+        ("llama", {"llama.rope.scaling.type": "longrope"}, "'longrope' is not supported"),
         ("llama", {"llama.attention.value_length": 16}, "value_length=16 differs"),
         ("llama", {"llama.rope.dimension_count": 16}, "dimension_count=16 differs"),
         ("llama", {"llama.block_count": None}, "block_count=None is missing"),

@@ -168,14 +168,14 @@ def test_eos_token_ids(
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"architectures": ["Qwen2ForCausalLM"]}, "Qwen2ForCausalLM.*not supported yet.*LlamaFor"),
+        ({"architectures": ["PhiForCausalLM"]}, "PhiForCausalLM.*not supported yet.*LlamaFor"),
         ({"architectures": ["MixtralForCausalLM"], "num_local_experts": 8}, "mixture of experts"),
         ({"architectures": ["DeepseekV3ForCausalLM"], "kv_lora_rank": 512}, "latent attention"),
         ({"architectures": ["MambaForCausalLM"], "model_type": "mamba"}, "recurrent state"),
         ({"quantization_config": {"quant_method": "gptq"}}, "gptq.*quantised weight format"),
         ({"sliding_window": 64}, "sliding_window=64 is smaller than the context"),
         ({"layer_types": ["full_attention", "sliding_attention"]}, "layer_types='sliding"),
-        ({"rope_scaling": {"rope_type": "yarn", "factor": 2.0}}, "rope_type='yarn'"),
+        ({"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, "rope_type='dynamic'"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor=0.5"),
         ({"hidden_act": "gelu"}, "hidden_act='gelu'"),
         ({"mlp_bias": True}, "mlp_bias=True"),

@@ -56,6 +56,25 @@ def test_llama3_of_the_published_model() -> None:
     assert found[16] == pytest.approx(1.41421356e-3 * (0.718716 / 32 + 0.281284), rel=1e-5)
 
 
+def test_yarn_blends_by_dimension() -> None:
+    # H = 16, theta 1000, context 256: dimension i turns 256 * 1000^(-i/8) / (2 pi) times, so the
+    # 8 turns of beta_fast are at 8 * ln(256 / (16 pi)) / ln 1000 = 1.885 and the 1 of beta_slow at
+    # 4.293. Rounded outwards, 0 to 1 are kept, 5 to 7 divided by 4 and 2 to 4 blended in quarters.
+    config = RopeConfig(1000.0, "yarn", 4.0, original_context=256, beta_fast=8.0)
+    plain = 1000.0 ** (-np.arange(8) / 8)
+    kept = np.array([1, 1, 0.75, 0.5, 0.25, 0, 0, 0])
+    found = rope.inverse_frequencies(config, 16)
+    np.testing.assert_allclose(found, plain * (kept + (1 - kept) / 4), rtol=1e-6)
+
+
+def test_the_attention_factor_stretches_the_rotation() -> None:
+    positions = jnp.array([0, 3], jnp.int32)
+    plain = rope.rotation(RopeConfig(theta=100.0), 4, positions)
+    found = rope.rotation(RopeConfig(theta=100.0, attention_factor=1.5), 4, positions)
+    for ours, theirs in zip(found, plain, strict=True):
+        np.testing.assert_allclose(ours, 1.5 * np.asarray(theirs), rtol=1e-6)
+
+
 def test_rotation_is_of_each_position() -> None:
     cosine, sine = rope.rotation(RopeConfig(theta=100.0), 4, jnp.array([0, 3], jnp.int32))
     np.testing.assert_allclose(cosine, [[1, math.cos(3)], [1, math.cos(0.3)]], rtol=1e-5)

@@ -1,0 +1,128 @@
+"""Int8 weights: symmetric, with a float32 scale for each output channel.
+
+A quantised matrix stands in the parameters' tree where the matrix stood. Activations are quantised
+as they come, with a scale for each token, so that a product is one of int8 numbers summed exactly
+in int32 (`jspec.models.linear`); the scheme of LLM.int8() (arXiv 2208.07339) without its outliers.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, Literal, TypeVar, cast, get_args
+
+import jax
+import jax.numpy as jnp
+
+from jspec.errors import require
+
+# What becomes of a checkpoint's matrices: "same" keeps them as they are stored.
+Weights = Literal["same", "int8"]
+
+# The matrices of `jspec.models.parameters`; norms and biases are never quantised.
+MATRICES = frozenset({"embedding", "qkv", "attention_out", "gate_up", "down", "head"})
+
+_LARGEST = 127
+# Keeps a row of zeros from dividing by zero.
+_LEAST = 1e-30
+
+Tree = TypeVar("Tree")
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Int8Matrix:
+    """A matrix as small integers: values * scales[..., None].
+
+    Attributes:
+        values: [..., in] int8 in -127 .. 127; the other dimensions are outputs.
+        scales: [...] float32.
+    """
+
+    values: Any
+    scales: Any
+
+
+def check_weights(weights: str) -> None:
+    """Raise `InputError` unless `weights` is one of `Weights`."""
+    choices = get_args(Weights)
+    require(weights in choices, "weights", weights, "is not a choice", f"use one of {choices}")
+
+
+def quantize_rows(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Round each row to the nearest of 255 evenly spaced numbers, its largest magnitude at 127.
+
+    The error of an entry is at most half the row's scale. A row that is not finite gets a scale
+    that is not, so that what is computed from it is not finite either.
+
+    Args:
+        x: [..., in], any floating dtype.
+
+    Returns:
+        Values [..., in] int8 and scales [...] float32, with x close to values * scales[..., None].
+    """
+    wide = x.astype(jnp.float32)
+    largest = jnp.maximum(jnp.max(jnp.abs(wide), axis=-1), jnp.float32(_LEAST))
+    # One division a row; it must not depend on how many rows there are.
+    inverse = jnp.float32(_LARGEST) / largest
+    values = jnp.round(wide * inverse[..., None]).astype(jnp.int8)
+    return values, largest * jnp.float32(1 / _LARGEST)
+
+
+@jax.jit
+def quantize_matrix(weight: jax.Array) -> Int8Matrix:
+    """Quantise a matrix [..., in] row by row; see `quantize_rows`."""
+    return Int8Matrix(*quantize_rows(weight))
+
+
+def dequantize(matrix: Int8Matrix) -> jax.Array:
+    """Return the float32 matrix [..., in] that `matrix` stands for."""
+    return matrix.values.astype(jnp.float32) * matrix.scales[..., None]
+
+
+def quantize(params: Tree) -> Tree:
+    """Return loaded parameters with every matrix quantised, one at a time.
+
+    Args:
+        params: `TransformerParams`; what is quantised already stays as it is.
+    """
+    return map_matrices(
+        lambda leaf: leaf if isinstance(leaf, Int8Matrix) else quantize_matrix(leaf), params
+    )
+
+
+def is_matrix_name(path: str) -> bool:
+    """True where a parameter's dotted path, as "layers.3.qkv", is a matrix's."""
+    return path.rpartition(".")[2] in MATRICES
+
+
+def is_quantized(params: object) -> bool:
+    """True where a matrix of `params` is an `Int8Matrix`."""
+    leaves = jax.tree.leaves(params, is_leaf=is_int8)
+    return any(map(is_int8, leaves))
+
+
+def map_matrices(
+    function: Callable[[Any], Any], tree: Tree, is_leaf: Callable[[Any], bool] | None = None
+) -> Tree:
+    """Return the parameters' tree with `function` applied to each matrix.
+
+    Args:
+        function: of a matrix, plain or quantised.
+        tree: `TransformerParams` of arrays, specs or anything else.
+        is_leaf: as for `jax.tree.map`.
+    """
+
+    def leaf(node: Any) -> bool:
+        return is_int8(node) or (is_leaf is not None and is_leaf(node))
+
+    def one(path: tuple[Any, ...], node: Any) -> Any:
+        name = jax.tree_util.keystr(path, simple=True, separator=".")
+        return function(node) if is_matrix_name(name) else node
+
+    return cast(Tree, jax.tree_util.tree_map_with_path(one, tree, is_leaf=leaf))
+
+
+def is_int8(node: object) -> bool:
+    """True for an `Int8Matrix`."""
+    return isinstance(node, Int8Matrix)
