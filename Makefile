@@ -7,6 +7,8 @@ DEMO_ARGS ?=
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
+# What only tests need, since the demo should not wait for it.
+TESTABLE := $(VENV)/.testable
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .PHONY: help demo test lint model clean
@@ -21,7 +23,7 @@ help:
 demo: model
 	$(BIN)/python -m experiments.launch --experiment=demo $(DEMO_ARGS)
 
-test: lint model
+test: lint model $(TESTABLE)
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(PYTEST_ARGS)
 
 lint: $(INSTALLED)
@@ -39,6 +41,10 @@ $(INSTALLED): pyproject.toml constraints.txt
 	       "name another one, as in: make $(MAKECMDGOALS) PYTHON=python3.12" >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]'
+	@touch $@
+
+$(TESTABLE): $(INSTALLED)
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev,lm-eval]'
 	@touch $@
 
 clean:

@@ -1,4 +1,4 @@
-"""Plain against speculative decoding, step times, the loop's own share, and peers: as ratios."""
+"""Plain against speculative decoding by category and batch, step times and peers, as ratios."""
 
 from __future__ import annotations
 
@@ -13,14 +13,26 @@ import jax
 from absl import flags as absl_flags
 
 import jspec
-from experiments import bench_report, drafters, environment, flags, models, runs, timing, workloads
+from experiments import (
+    bench_page,
+    bench_plot,
+    bench_report,
+    drafters,
+    environment,
+    flags,
+    models,
+    runs,
+    throughput,
+    timing,
+    workloads,
+)
 from experiments.experiment import Experiment
 from experiments.help import ours
 from experiments.peers import PeerRun, TransformersPeer
 from experiments.status import Status
 from jspec.drafting.draft_model import DraftModelDrafter
 from jspec.errors import InputError, require
-from jspec.generation import Completion, Request
+from jspec.requests import Completion, Request
 
 _WORKLOADS = absl_flags.DEFINE_string(
     "workloads", None, "Prompts by category: JSON lines in Spec-Bench's format. Required."
@@ -37,6 +49,27 @@ _ROWS = absl_flags.DEFINE_list(
 )
 _BATCHES = absl_flags.DEFINE_list("batches", ["1"], "Rows decoded together in the step timings.")
 
+_THROUGHPUT_BATCHES = absl_flags.DEFINE_list(
+    "throughput_batches", ["1", "2", "4", "8"], "Throughput: rows decoded together."
+)
+_THROUGHPUT_TOKENS = absl_flags.DEFINE_integer(
+    "throughput_tokens", 24, "Throughput: tokens of every row, past the end of its text if need be."
+)
+_THROUGHPUT_PROMPTS = absl_flags.DEFINE_integer(
+    "throughput_prompts",
+    8,
+    "Throughput: prompts, of the categories in turn; every batch decodes all.",
+)
+_THROUGHPUT_PROMPT_TOKENS = absl_flags.DEFINE_integer(
+    "throughput_prompt_tokens",
+    96,
+    "Throughput: tokens of the longest prompt taken; a batch is prefilled to its longest one.",
+)
+_THROUGHPUT_REPEATS = absl_flags.DEFINE_integer(
+    "throughput_repeats", 3, "Throughput: interleaved turns; medians are over them."
+)
+
+TABLE = "table.txt"
 _CONTEXT = 200  # committed tokens of each row in the step timings
 _CAPACITY = 384
 _STEPS = 8
@@ -76,6 +109,15 @@ def _run() -> int:
     if path is None:
         raise InputError("workloads", path, "is not given", "give a JSON-lines file of prompts")
     rows, batches = _integers("rows", _ROWS.value), _integers("batches", _BATCHES.value)
+    together = sorted(set(_integers("throughput_batches", _THROUGHPUT_BATCHES.value)))
+    for flag in (
+        _REPEATS,
+        _THROUGHPUT_TOKENS,
+        _THROUGHPUT_PROMPTS,
+        _THROUGHPUT_PROMPT_TOKENS,
+        _THROUGHPUT_REPEATS,
+    ):
+        require(flag.value >= 1, flag.name, flag.value, "is below 1", "give a count >= 1")
     prompts = workloads.read(path, _PER_CATEGORY.value)
     sampling = flags.sampling_params()
     speculation = flags.speculation(rounds_per_chunk=64)
@@ -101,20 +143,24 @@ def _run() -> int:
         results = []
         for index, workload in enumerate(prompts):
             status.busy(f"Prompt {index + 1} of {len(prompts)} ({workload.category}) ...")
-            turns = [{"role": "user", "content": workload.prompt}]
-            params = flags.of_prompt(sampling, index)
-            request = Request(jspec.to_token_ids(target, turns), params)
+            ids = jspec.to_token_ids(target, _turns(workload.prompt))
+            request = Request(ids, flags.of_prompt(sampling, index))
             result = decode_every_way(workload, request, plain, speculative, peer)
             results.append(result)
-            run.append("metrics.jsonl", bench_report.line(result))
-        summary = bench_report.summarise(results, steps, peer.versions if peer else None)
-        summary["setting"] = _setting(drafter)
-        bench_report.plot(summary, run.folder / "bench.png")
-        run.write_text("report.html", bench_report.html(summary, run.folder / "bench.png"))
-        run.write_json("summary.json", summary)
+            run.append(runs.METRICS, bench_report.line(result))
+        by_batch = measure_throughput(
+            target, drafter, speculation, workloads.read(path, 0), sampling, together, run, status
+        )
+        status.busy("Writing the report ...")
+        peer_versions = peer.versions if peer else None
+        summary = bench_report.summarise(results, steps, by_batch, _setting(drafter), peer_versions)
+        text = bench_report.text(summary)
+        run.write_text(TABLE, f"{text}\n")
+        run.write_bytes("bench.png", bench_plot.sheet(summary))
+        run.write_text("report.html", bench_page.page(summary, bench_plot.pictures(summary)))
+        run.write_json(runs.SUMMARY, summary)
         status.clear()
-        print(bench_report.text(summary))
-        print(f"\nResults: {run.folder}")
+        print(f"{text}\n\nResults: {run.folder}")
     return 0
 
 
@@ -122,7 +168,7 @@ def _setting(drafter: jspec.BoundDrafter) -> str:
     """Return what was measured where and when, in a sentence."""
     return (
         f"{flags.MODEL.value}, {flags.DTYPE.value}, drafter {drafter.name}, gamma "
-        f"{flags.GAMMA.value}, at most {flags.MAX_NEW_TOKENS.value} tokens a prompt, batch 1; "
+        f"{flags.GAMMA.value}, at most {flags.MAX_NEW_TOKENS.value} tokens a prompt; "
         f"{environment.cores()} cores of {environment.cpu_model()}, {environment.devices()}, "
         f"jax {jax.__version__}; {datetime.date.today().isoformat()}."
     )
@@ -203,6 +249,65 @@ def measure_steps(
     }
 
 
+def measure_throughput(
+    target: jspec.Model,
+    drafter: jspec.BoundDrafter,
+    speculation: jspec.SpeculationConfig,
+    found: Sequence[workloads.Workload],
+    sampling: jspec.SamplingParams,
+    batches: Sequence[int],
+    run: runs.Run,
+    status: Status,
+) -> dict[str, Any]:
+    """Measure tokens a second by batch, as the flags say; what was measured goes into the run.
+
+    Args:
+        target: the model.
+        drafter: proposes tokens.
+        speculation: of the speculative decoding.
+        found: prompts to choose from.
+        sampling: parameters, but for the budget and the stops.
+        batches: rows decoded together.
+        run: gets throughput.jsonl.
+        status: where progress is shown.
+    """
+    tokens = _THROUGHPUT_TOKENS.value
+    chosen = throughput.choose(
+        lambda prompt: jspec.to_token_ids(target, _turns(prompt)),
+        found,
+        _THROUGHPUT_PROMPTS.value,
+        _THROUGHPUT_PROMPT_TOKENS.value,
+    )
+    sampling = dataclasses.replace(
+        sampling,
+        n=1,
+        max_new_tokens=tokens,
+        min_new_tokens=0,
+        ignore_eos=True,
+        stop=(),
+        stop_token_ids=(),
+    )
+    requests = [
+        Request(ids, flags.of_prompt(sampling, index)) for index, (_, ids) in enumerate(chosen)
+    ]
+
+    def decoders(batch: int) -> tuple[jspec.Decoder, jspec.Decoder]:
+        plain = dataclasses.replace(speculation, gamma=0)
+        return (
+            jspec.Decoder(target, None, plain, batch_size=batch),
+            jspec.Decoder(target, drafter, speculation, batch_size=batch),
+        )
+
+    turns = throughput.measure(decoders, requests, batches, _THROUGHPUT_REPEATS.value, status)
+    for line in throughput.lines(turns):
+        run.append("throughput.jsonl", line)
+    return throughput.summarise(turns, chosen, tokens)
+
+
+def _turns(prompt: str) -> list[dict[str, str]]:
+    return [{"role": "user", "content": prompt}]
+
+
 def decode_every_way(
     workload: workloads.Workload,
     request: Request,
@@ -263,7 +368,7 @@ def _drafting_timers(
 
 EXPERIMENT = Experiment(
     name="bench",
-    summary="plain against speculative decoding, step times and peers, as ratios in one run",
+    summary="plain against speculative decoding by category and batch, and peers, in one run",
     run=_run,
     defaults={"max_new_tokens": 64},
     refused={

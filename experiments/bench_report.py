@@ -1,19 +1,21 @@
-"""The bench's figures as JSON, text, picture and page."""
+"""The bench's figures as JSON and as sections of text and tables."""
 
 from __future__ import annotations
 
-import base64
-import html as html_escape
+import dataclasses
 import math
+import textwrap
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from experiments import tables
+from experiments import latency, tables, throughput
+from experiments.results import TERMS
 from jspec import metrics
 
 if TYPE_CHECKING:
     from experiments.bench import PromptResult
+
+_WIDTH = 100  # columns of a sentence
 
 
 def _decode_seconds(result: PromptResult, plain: bool) -> float:
@@ -30,8 +32,14 @@ def line(result: PromptResult) -> dict[str, Any]:
         "identical": result.identical,
         "plain_decode": _decode_seconds(result, plain=True),
         "plain_total": result.plain.timing.end,
+        "plain_ttft": result.plain.timing.first,
+        "plain_tpot": metrics.tpot(result.plain.timing, len(result.plain.token_ids)),
         "speculative_decode": _decode_seconds(result, plain=False),
         "speculative_total": result.speculative.timing.end,
+        "speculative_ttft": result.speculative.timing.first,
+        "speculative_tpot": metrics.tpot(
+            result.speculative.timing, len(result.speculative.token_ids)
+        ),
         "speculative_decode_predicted": result.predicted,
         "plain_step": result.plain_step,
         "peer_plain_total": result.peer_plain.seconds if result.peer_plain else None,
@@ -90,18 +98,36 @@ def _group(results: Sequence[PromptResult]) -> dict[str, Any]:
 
 
 def summarise(
-    results: Sequence[PromptResult], steps: dict[str, Any], peer: str | None
+    results: Sequence[PromptResult],
+    steps: dict[str, Any],
+    by_batch: dict[str, Any],
+    setting: str,
+    peer: str | None,
 ) -> dict[str, Any]:
-    """Return the content of summary.json."""
+    """Return the content of summary.json.
+
+    Args:
+        results: of the prompts.
+        steps: the step timings.
+        by_batch: what `throughput.summarise` returns.
+        setting: what was measured where and when.
+        peer: its versions, None without.
+    """
     categories = list(dict.fromkeys(r.workload.category for r in results))
     return {
         "label": "measured; entries named predicted are computed from measured step times",
+        "setting": setting,
         "steps": steps,
         "peer": peer,
         "categories": {
             name: _group([r for r in results if r.workload.category == name]) for name in categories
         },
         "total": _group(results),
+        "latency": {
+            "plain": latency.summarise([r.plain for r in results]),
+            "speculative": latency.summarise([r.speculative for r in results]),
+        },
+        "throughput": by_batch,
     }
 
 
@@ -111,7 +137,7 @@ _COLUMNS: tuple[tuple[str, str, Callable[[Any], str]], ...] = (
     ("speedup", "speedup", tables.ratio),
     ("speedup\npredicted", "speedup_predicted", tables.ratio),
     ("block\nefficiency", "block_efficiency", tables.number),
-    ("drafts\naccepted", "acceptance_rate", tables.percent),
+    ("acceptance", "acceptance_rate", tables.percent),
 )
 _PEER_COLUMNS: tuple[tuple[str, str, Callable[[Any], str]], ...] = (
     ("plain over\ntransformers", "plain_over_peer", tables.ratio),
@@ -121,11 +147,58 @@ _PEER_COLUMNS: tuple[tuple[str, str, Callable[[Any], str]], ...] = (
 )
 
 
-def _cells(summary: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
+_BATCH_COLUMNS: tuple[tuple[str, str, Callable[[Any], str]], ...] = (
+    ("plain\ntokens/s", "plain_tokens_per_second", tables.rate),
+    ("speculative\ntokens/s", "speculative_tokens_per_second", tables.rate),
+    ("\nspeedup", "speedup", tables.ratio),
+    ("lowest to\nhighest", "speedup_range", lambda ends: " - ".join(map(tables.number, ends))),
+    ("with prefill:\nplain", "plain_tokens_per_second_with_prefill", tables.rate),
+    ("\nspec.", "speculative_tokens_per_second_with_prefill", tables.rate),
+    ("\nspeedup", "speedup_with_prefill", tables.ratio),
+    ("block\nefficiency", "block_efficiency", tables.number),
+    ("acceptance", "acceptance_rate", tables.percent),
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Section:
+    """A table with a title and what there is to say about it.
+
+    Attributes:
+        title: in a few words.
+        header: a title a column; a title may have several lines.
+        rows: as many cells each.
+        notes: sentences below.
+        total: the last row sums up the others.
+    """
+
+    title: str
+    header: list[str]
+    rows: list[list[str]]
+    notes: tuple[str, ...]
+    total: bool = False
+
+
+def headline(summary: dict[str, Any]) -> list[str]:
+    """Return the result in a few sentences."""
+    total = summary["total"]
+    return [
+        f"One prompt at a time, speculation decodes {tables.ratio(total['speedup'])} as fast as "
+        f"plain decoding over all {total['prompts']} prompts; {total['identical']} of "
+        f"{total['prompts']} outputs are identical.",
+        throughput.verdict(summary["throughput"]),
+    ]
+
+
+def sections(summary: dict[str, Any]) -> list[Section]:
+    """Return everything in tables."""
+    return [_categories(summary), _latency(summary), *_batches(summary), _steps(summary)]
+
+
+def _categories(summary: dict[str, Any]) -> Section:
     columns = _COLUMNS + (_PEER_COLUMNS if summary["peer"] else ())
-    header = ["category", *(title for title, _, _ in columns), "same\noutput"]
     groups = [*summary["categories"].items(), ("all", summary["total"])]
-    body = [
+    rows = [
         [
             name,
             *(show(group.get(key)) for _, key, show in columns),
@@ -133,122 +206,94 @@ def _cells(summary: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
         ]
         for name, group in groups
     ]
-    return header, body
-
-
-def _facts(summary: dict[str, Any]) -> list[str]:
-    steps = summary["steps"]
-    gamma = steps["gamma"]
-    wide = steps["step_ratios"][f"1 {gamma + 1}"]
-    facts = [
-        summary["setting"],
-        f"Weights {steps['weight_bytes'] / 1e6:.0f} MB read at {steps['read_bandwidth'] / 1e9:.1f} "
-        f"GB/s; a one-token step reaches {steps['bandwidth_share']:.2f} of that.",
-        f"A forward pass over {gamma + 1} tokens costs {wide:.2f} one-token passes.",
-        f"Everything but the forward pass: {100 * steps['overhead_plain']:+.1f} % of a plain "
-        f"round, {100 * steps['overhead_wide']:+.1f} % of a round of {gamma} drafts. A negative "
-        "share is noise, and says how large that is.",
-        "Speculative walltime: rounds and the step times around each prompt predict "
-        f"{summary['total']['predicted_over_measured_walltime']:.2f} of what was measured. (The "
-        "predicted speedup also predicts the plain run, from the one-token step.)",
+    notes = [
+        "Ratios of totals, decoding alone: prefill and compilation are left out.",
+        TERMS.replace("\n", " "),
+        "Predicted: from measured rounds and the step times around each prompt. They predict "
+        f"{summary['total']['predicted_over_measured_walltime']:.2f} of the speculative walltime "
+        "that was measured; the predicted speedup also predicts the plain run, from the one-token "
+        "step.",
     ]
     if summary["peer"]:
-        facts.append(
+        notes.append(
             f"Peer: {summary['peer']}, same weights, prompts and process; "
             "its prefill is a call for one token."
         )
-    return facts
+    header = ["category", *(title for title, _, _ in columns), "same\noutput"]
+    return Section("Batch 1, by category", header, rows, tuple(notes), total=True)
 
 
-def text(summary: dict[str, Any]) -> str:
-    """Return the tables for a terminal."""
+def _latency(summary: dict[str, Any]) -> Section:
+    header, rows = latency.cells([("1", summary["latency"])], "batch")
+    return Section("Latency at batch 1, the same prompts", header, rows, (latency.NOTE,))
+
+
+def _batches(summary: dict[str, Any]) -> list[Section]:
+    found = summary["throughput"]
+    rows = [
+        [
+            batch,
+            *(show(figures[key]) for _, key, show in _BATCH_COLUMNS),
+            f"{figures['identical']}/{figures['rows']}",
+        ]
+        for batch, figures in found["batches"].items()
+    ]
+    header = ["batch", *(title for title, _, _ in _BATCH_COLUMNS), "same\noutput"]
+    categories = ", ".join(found["categories"])
+    notes = (
+        throughput.verdict(found),
+        f"Every batch decodes the same {len(found['prompts'])} prompts ({categories}; at most "
+        f"{max(found['prompt_tokens'])} tokens long); where they do not fill it, the first come "
+        f"again. Medians over {found['repeats']} interleaved turns.",
+        f"Every row generates {found['tokens_a_row']} tokens, past the end of its text where that "
+        "comes sooner: rows run equally long, and text that repeats itself there favours prompt "
+        "lookup.",
+        "Compilation is left out, and so is prefill but in the three columns that say so. A batch "
+        "lasts until its slowest row has finished.",
+    )
+    groups = [(batch, figures["latency"]) for batch, figures in found["batches"].items()]
+    return [
+        Section("Throughput against batch", header, rows, notes),
+        Section(
+            "Latency against batch, the same runs",
+            *latency.cells(groups, "batch"),
+            (
+                "Samples are rows, of all turns. A batch is prefilled as a whole, so a short "
+                "prompt waits for a long one.",
+            ),
+        ),
+    ]
+
+
+def _steps(summary: dict[str, Any]) -> Section:
     steps = summary["steps"]
-    header, body = _cells(summary)
-    step_rows = [
+    gamma = steps["gamma"]
+    rows = [
         [*name.split(), tables.milliseconds(seconds), tables.ratio(steps["step_ratios"][name])]
         for name, seconds in steps["step_seconds"].items()
     ]
-    return "\n".join(
-        [
-            tables.render(
-                ["rows B", "tokens\na row", "forward\npass", "over one\ntoken"], step_rows
-            ),
-            "",
-            tables.render(header, body, total=True),
-            "",
-            *_facts(summary),
-        ]
+    notes = (
+        f"Weights {steps['weight_bytes'] / 1e6:.0f} MB read at {steps['read_bandwidth'] / 1e9:.1f} "
+        f"GB/s; a one-token step reaches {steps['bandwidth_share']:.2f} of that.",
+        f"Everything but the forward pass: {100 * steps['overhead_plain']:+.1f} % of a plain "
+        f"round, {100 * steps['overhead_wide']:+.1f} % of a round of {gamma} drafts. A negative "
+        "share is noise, and says how large that is.",
     )
+    header = ["batch", "tokens\na row", "forward\npass", "over one\ntoken"]
+    return Section("What a forward pass costs", header, rows, notes)
 
 
-def plot(summary: dict[str, Any], path: Path) -> None:
-    """Draw step costs and speedups by category into a PNG file."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    steps = summary["steps"]
-    figure, (left, right) = pyplot.subplots(
-        1, 2, figsize=(11, 4.2), width_ratios=(2, 3), layout="constrained"
-    )
-    ratios = {tuple(map(int, k.split())): v for k, v in steps["step_ratios"].items()}
-    for batch in sorted({b for b, _ in ratios}):
-        points = sorted((n, v) for (b, n), v in ratios.items() if b == batch)
-        left.plot(
-            *zip(*points, strict=True), marker="o", label=f"{batch} rows" if batch > 1 else None
+def text(summary: dict[str, Any]) -> str:
+    """Return all of it for a terminal."""
+    parts = ["\n".join(textwrap.fill(s, _WIDTH) for s in [*headline(summary), summary["setting"]])]
+    for section in sections(summary):
+        parts.append(
+            "\n".join(
+                [
+                    f"{section.title}\n",
+                    tables.render(section.header, section.rows, total=section.total),
+                    *(textwrap.fill(note, _WIDTH) for note in section.notes),
+                ]
+            )
         )
-    left.axline((1, 1), slope=1, color="0.7", linestyle="--", linewidth=1)
-    left.set(
-        xlabel="tokens verified in one pass",
-        ylabel="cost over a one-token pass",
-        title="What verifying costs",
-        ylim=(0, 1.15 * max(ratios.values())),
-    )
-    left.text(
-        0.98, 0.04, "dashed: one pass a token", transform=left.transAxes, ha="right", color="0.4"
-    )
-    if len({b for b, _ in ratios}) > 1:
-        left.legend()
-
-    names = list(summary["categories"])
-    measured = [summary["categories"][n]["speedup"] for n in names]
-    predicted = [summary["categories"][n]["speedup_predicted"] for n in names]
-    places = range(len(names))
-    right.bar(places, measured, width=0.6, color="#4878a8", label="measured")
-    right.scatter(places, predicted, color="black", marker="_", s=300, label="predicted", zorder=3)
-    right.axhline(1, color="0.4", linewidth=1)
-    right.set_xticks(places, [n.replace("_", " ") for n in names], rotation=25, ha="right")
-    right.set(ylabel="speedup over plain decoding", title=f"Speculation, gamma = {steps['gamma']}")
-    right.legend(frameon=False)
-    for axis in (left, right):
-        axis.spines[["top", "right"]].set_visible(False)
-    figure.savefig(path, dpi=130)
-    pyplot.close(figure)
-
-
-def html(summary: dict[str, Any], picture: Path) -> str:
-    """Return one self-contained page."""
-    header, body = _cells(summary)
-
-    def row(cells: Sequence[str], tag: str) -> str:
-        inner = "".join(
-            f"<{tag}>{html_escape.escape(cell).replace(chr(10), '<br>')}</{tag}>" for cell in cells
-        )
-        return f"<tr>{inner}</tr>"
-
-    image = base64.b64encode(picture.read_bytes()).decode("ascii")
-    facts = "".join(f"<li>{html_escape.escape(fact)}</li>" for fact in _facts(summary))
-    table = row(header, "th") + "".join(row(cells, "td") for cells in body)
-    return (
-        '<!doctype html><html lang="en"><meta charset="utf-8"><title>jspec bench</title><style>'
-        "body{font:15px/1.5 system-ui,sans-serif;max-width:76rem;margin:2rem auto;padding:0 1rem}"
-        "table{border-collapse:collapse}th,td{padding:.25rem .5rem;text-align:right;"
-        "border-bottom:1px solid #ddd}th:first-child,td:first-child{text-align:left}"
-        "tr:last-child{font-weight:600}img{max-width:100%}</style>"
-        f"<h1>Plain against speculative decoding</h1><ul>{facts}</ul>"
-        f'<img alt="cost of verifying and speedup by category" src="data:image/png;base64,{image}">'
-        f'<div style="overflow-x:auto"><table>{table}</table></div>'
-        "<p>Ratios of totals, measured in one interleaved run; "
-        "the predicted speedup is computed from measured rounds and step times.</p></html>\n"
-    )
+    return "\n\n\n".join(parts)

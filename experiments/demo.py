@@ -21,7 +21,8 @@ from experiments.runs import Run
 from experiments.status import Status
 from jspec.config import SpeculationConfig
 from jspec.errors import require
-from jspec.generation import Decoder, Delta, Request
+from jspec.generation import Decoder
+from jspec.requests import Delta, Request
 from jspec.tokenizers import Tokenizer
 
 TABLE = "table.txt"
@@ -164,6 +165,8 @@ class _Show:
                 sys.stdout.write(f"{_GREEN}{marked}{_RESET}{rest}" if marked else rest)
             else:
                 sys.stdout.write(delta.text)
+            if delta.completion is not None and delta.completion.finish_reason == "length":
+                sys.stdout.write(f" …[cut at {len(delta.completion.token_ids)} tokens]")
             sys.stdout.flush()
             yield delta
 

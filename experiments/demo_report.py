@@ -82,7 +82,8 @@ def make(pairs: Sequence[Pair], decoder: Decoder) -> tuple[str, dict[str, Any]]:
     parts = [
         _table(pairs),
         "tokens/s: generated tokens over the time from the end of the prefill. TPOT: time a token "
-        "after the first;\nin the last row its median (p50) over the prompts. Measured.",
+        "after the first;\nin the last row its median (p50) over the prompts. Measured.\n"
+        f"{results.TERMS}",
         f"Speculation was {tables.ratio(speedup)} as fast as plain decoding; "
         f"{same} of {len(pairs)} outputs are identical.",
         _why(pairs, lost),

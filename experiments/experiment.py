@@ -17,6 +17,7 @@ class Experiment:
         defaults: shared flags that have another default here.
         refused: shared flags that it cannot honour, each with the reason as the rest of a sentence
             that begins with the flag.
+        flag_modules: modules beside its own whose flags it goes by, and which others share.
     """
 
     name: str
@@ -24,3 +25,4 @@ class Experiment:
     run: Callable[[], int]
     defaults: Mapping[str, object] = dataclasses.field(default_factory=dict)
     refused: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    flag_modules: tuple[str, ...] = ()

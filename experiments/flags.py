@@ -9,8 +9,9 @@ from typing import cast
 from absl import flags
 
 from jspec import hub
-from jspec.config import SamplingParams, SpeculationConfig, Verification
+from jspec.config import SpeculationConfig, Verification
 from jspec.errors import InputError, require
+from jspec.sampling_params import SamplingParams
 
 EXPERIMENT = flags.DEFINE_string("experiment", None, "What to run, one of the list above.")
 
@@ -24,7 +25,13 @@ DTYPE = flags.DEFINE_enum(
     "dtype",
     "float32",
     ["float32", "bfloat16", "float16"],
-    "Of weights and cache; the 16-bit ones are slow on CPU.",
+    "Of weights, activations and cache.",
+)
+WEIGHTS = flags.DEFINE_enum(
+    "weights",
+    "same",
+    ["same", "int8"],
+    "Matrices of target and draft model: of --dtype as they are, or int8 with a scale a channel.",
 )
 
 DRAFTER = flags.DEFINE_enum(
@@ -66,17 +73,53 @@ TOP_P = flags.DEFINE_float(
 MIN_P = flags.DEFINE_float(
     "min_p", SamplingParams.min_p, "Sample from tokens with this share of the best one's chance."
 )
+REPETITION_PENALTY = flags.DEFINE_float(
+    "repetition_penalty",
+    SamplingParams.repetition_penalty,
+    "Above 1 makes tokens of prompt and text so far less likely.",
+)
+FREQUENCY_PENALTY = flags.DEFINE_float(
+    "frequency_penalty",
+    SamplingParams.frequency_penalty,
+    "Taken from a token's logit for every time it was generated; -2 to 2.",
+)
+PRESENCE_PENALTY = flags.DEFINE_float(
+    "presence_penalty",
+    SamplingParams.presence_penalty,
+    "Taken once from the logit of every token generated; -2 to 2.",
+)
+LOGIT_BIAS = flags.DEFINE_list(
+    "logit_bias", [], "Added to logits: ID:BIAS, several separated by commas."
+)
+BAD_WORD = flags.DEFINE_multi_string(
+    "bad_word", [], "A text that must not be generated; give it again for more."
+)
+STOP = flags.DEFINE_multi_string(
+    "stop", [], "A text before which the output ends; give it again for more."
+)
 SEED = flags.DEFINE_integer(
     "seed", None, "Of the samples; prompt i takes seed + i. Drawn and recorded when not given."
 )
 MAX_NEW_TOKENS = flags.DEFINE_integer(
     "max_new_tokens", SamplingParams.max_new_tokens, "Most tokens to generate for a prompt."
 )
+MIN_NEW_TOKENS = flags.DEFINE_integer(
+    "min_new_tokens", SamplingParams.min_new_tokens, "No stop ends the text before so many tokens."
+)
 STOP_TOKEN_IDS = flags.DEFINE_list(
     "stop_token_ids", [], "Token ids that end the text as well, separated by commas."
 )
 IGNORE_EOS = flags.DEFINE_boolean(
     "ignore_eos", SamplingParams.ignore_eos, "Go on where the model would end the text."
+)
+LOGPROBS = flags.DEFINE_integer(
+    "logprobs",
+    None,
+    "Write every generated token's log probabilities, and those of this many most probable ones.",
+)
+PROMPT_LOGPROBS = flags.DEFINE_integer("prompt_logprobs", None, "The same for the prompt's tokens.")
+SAMPLES = flags.DEFINE_integer(
+    "n", SamplingParams.n, "Samples of every prompt, which is read once for all of them."
 )
 
 BATCH_SIZE = flags.DEFINE_integer("batch_size", 8, "Most prompts decoded together.")
@@ -86,7 +129,9 @@ ROUNDS_PER_CHUNK = flags.DEFINE_integer(
     "Rounds on the device between two looks of the host; 2 where text is streamed, else "
     f"{SpeculationConfig.rounds_per_chunk}. It never changes the tokens.",
 )
-OUTPUT = flags.DEFINE_string("output", "results", "Where the run's own folder is made.")
+OUTPUT = flags.DEFINE_string(
+    "output", "results", "Where the run's own folder is made; of batch, that folder itself."
+)
 PROFILE = flags.DEFINE_boolean(
     "profile", False, "Write a jax.profiler trace into the run's folder, for XProf or Perfetto."
 )
@@ -119,11 +164,31 @@ def sampling_params() -> SamplingParams:
         top_k=TOP_K.value,
         top_p=TOP_P.value,
         min_p=MIN_P.value,
-        seed=secrets.randbits(64) if SEED.value is None else SEED.value,
-        max_new_tokens=MAX_NEW_TOKENS.value,
+        repetition_penalty=REPETITION_PENALTY.value,
+        frequency_penalty=FREQUENCY_PENALTY.value,
+        presence_penalty=PRESENCE_PENALTY.value,
+        logit_bias=_logit_bias(LOGIT_BIAS.value),
+        bad_words=tuple(BAD_WORD.value),
+        min_new_tokens=MIN_NEW_TOKENS.value,
+        stop=tuple(STOP.value),
         stop_token_ids=stop_token_ids,
         ignore_eos=IGNORE_EOS.value,
+        max_new_tokens=MAX_NEW_TOKENS.value,
+        logprobs=LOGPROBS.value,
+        prompt_logprobs=PROMPT_LOGPROBS.value,
+        n=SAMPLES.value,
+        seed=secrets.randbits(64) if SEED.value is None else SEED.value,
     )
+
+
+def _logit_bias(items: list[str]) -> list[tuple[int, float]]:
+    try:
+        pairs = [item.split(":") for item in items]
+        return [(int(token), float(value)) for token, value in pairs]
+    except ValueError:
+        raise InputError(
+            "logit_bias", ",".join(items), "is not a list of ID:BIAS", "write --logit_bias=12:1.5"
+        ) from None
 
 
 def of_prompt(sampling: SamplingParams, index: int) -> SamplingParams:

@@ -17,18 +17,10 @@ from experiments.results import Measured
 from experiments.runs import Run
 from experiments.status import Status
 from jspec import metrics
-from jspec.generation import Decoder, Delta, Request
+from jspec.generation import Decoder
+from jspec.requests import Delta, Request
 
 _PROMPT = absl_flags.DEFINE_multi_string("prompt", [], "A prompt; give it again for more.")
-_INPUT = absl_flags.DEFINE_string(
-    "input",
-    None,
-    'File of prompts: .txt with one a line, or .jsonl with {"prompt": text} or '
-    '{"messages": turns} a line.',
-)
-_RAW = absl_flags.DEFINE_boolean(
-    "raw", False, "Continue the text as it stands, without the chat template."
-)
 
 COMPLETIONS = "completions.jsonl"
 TABLE = "table.txt"
@@ -37,7 +29,7 @@ TABLE = "table.txt"
 def run() -> int:
     """Run the experiment; returns the exit status: 1 if a request ended in an error."""
     sampling = flags.sampling_params()
-    sources = prompts.collect(_PROMPT.value, _INPUT.value, _RAW.value)
+    sources = prompts.collect(_PROMPT.value, prompts.INPUT.value, prompts.RAW.value)
     speculation = flags.speculation(rounds_per_chunk=2 if len(sources) == 1 else 64)
     drafters.check_flags()
     status = Status()
@@ -49,7 +41,7 @@ def run() -> int:
         decoder = Decoder(target, drafter, speculation, batch_size=flags.BATCH_SIZE.value)
         requests = []
         for index, source in enumerate(sources):
-            ids = source.token_ids(target, _RAW.value)
+            ids = source.token_ids(target, prompts.RAW.value)
             request = Request(ids, flags.of_prompt(sampling, index))
             decoder.check(request, source.field)
             requests.append(request)
@@ -75,10 +67,11 @@ def _decode(
     status: Status,
 ) -> list[Measured]:
     """Decode, print and record; returns the requests in order."""
-    single = len(requests) == 1
+    samples = sum(request.sampling.n for request in requests)
+    single = samples == 1
     what = "prompt" if single else "prompts"
     status.busy(f"Reading the {what}; the first time it compiles, which takes a while ...")
-    first: dict[int, int] = {}
+    first: dict[tuple[int, int], int] = {}
     tokens = 0
     measured = []
     begun = 0.0
@@ -86,7 +79,7 @@ def _decode(
         if not first:
             begun = time.perf_counter()
             status.clear()
-        first.setdefault(delta.index, len(delta.token_ids))
+        first.setdefault((delta.index, delta.sample), len(delta.token_ids))
         tokens += len(delta.token_ids)
         if single:
             sys.stdout.write(delta.text)
@@ -95,42 +88,47 @@ def _decode(
         if done is not None:
             measured.append(done)
             status.clear()
-            print() if single else _print_whole(len(measured), sources, done)
+            print() if single else _print_whole(f"{len(measured)}/{samples}", sources, done)
         if not single:
             elapsed = time.perf_counter() - begun
-            status.progress(len(measured), len(requests), tokens, elapsed)
+            status.progress(len(measured), samples, tokens, elapsed)
     status.clear()
-    return sorted(measured, key=lambda m: m.index)
+    return sorted(measured, key=lambda m: (m.index, m.completion.sample))
 
 
 def _record(
     delta: Delta,
     sources: Sequence[Source],
     requests: Sequence[Request],
-    first: dict[int, int],
+    first: dict[tuple[int, int], int],
     run: Run,
 ) -> Measured | None:
     completion, index = delta.completion, delta.index
     if completion is None:
         return None
     request = requests[index]
-    done = Measured(index, len(request.token_ids), first[index], completion)
+    first_tokens = first[index, delta.sample]
+    done = Measured(index, len(request.token_ids), first_tokens, completion)
     run.append(runs.METRICS, done.line(seed=request.sampling.seed))
     run.append(
         COMPLETIONS,
         {
             "index": index,
+            "sample": completion.sample,
             "prompt": sources[index].prompt,
             "text": completion.text,
             "token_ids": completion.token_ids,
             "finish_reason": completion.finish_reason,
+            "stop_reason": completion.stop_reason,
+            **completion.known_logprobs(),
         },
     )
     return done
 
 
-def _print_whole(count: int, sources: Sequence[Source], done: Measured) -> None:
-    print(f"--- {count}/{len(sources)}, {sources[done.index].field}: {sources[done.index].title}")
+def _print_whole(count: str, sources: Sequence[Source], done: Measured) -> None:
+    source = sources[done.index]
+    print(f"--- {count}, {source.field}: {source.title}")
     print(f"{done.completion.text}\n", flush=True)
 
 
@@ -162,4 +160,9 @@ def _finish(
     return warning
 
 
-EXPERIMENT = Experiment(name="generate", summary="decode prompts of your own", run=run)
+EXPERIMENT = Experiment(
+    name="generate",
+    summary="decode prompts of your own",
+    run=run,
+    flag_modules=(prompts.__name__,),
+)

@@ -32,6 +32,7 @@ Examples
   jspec --experiment=generate --prompt="Why is the sky blue?"
   jspec --experiment=generate --input=prompts.jsonl --temperature=0.8 --seed=1
   jspec --experiment=generate --prompt="Once upon a time" --raw --drafter=none
+  jspec --experiment=batch --input=prompts.jsonl --output=job      (again to go on after a kill)
   jspec --flagfile=run.flags        (a file with a flag a line)
 """
 
@@ -42,27 +43,32 @@ def text(experiments: Sequence[Experiment]) -> str:
     width = max(len(experiment.name) for experiment in experiments)
     lines += [f"  {e.name.ljust(width)}  {e.summary}" for e in experiments]
     lines += ["", "Flags of every experiment", *_describe(_SHARED)]
+    owners: dict[str, list[str]] = {}
     for experiment in experiments:
-        own = _describe(_module(experiment))
+        for module in _modules(experiment):
+            owners.setdefault(module, []).append(experiment.name)
+    for module, names in owners.items():
+        own = _describe(module)
         if own:
-            lines += ["", f"Flags of {experiment.name}", *own]
+            lines += ["", f"Flags of {' and '.join(names)}", *own]
     return "\n".join([*lines, ""])
 
 
 def ours(experiment: Experiment) -> dict[str, Any]:
     """Return the flags that the experiment goes by, with their values."""
-    found = [*of_module(_SHARED), *of_module(_module(experiment))]
+    found = [flag for m in (_SHARED, *_modules(experiment)) for flag in of_module(m)]
     return {flag.name: flag.value for flag in found if flag.name not in ("help", "helpfull")}
 
 
 def of_others(experiment: Experiment, experiments: Sequence[Experiment]) -> dict[str, Experiment]:
     """Return the flags that belong to other experiments alone, by name."""
-    return {
-        flag.name: other
-        for other in experiments
-        if other is not experiment
-        for flag in of_module(_module(other))
-    }
+    owners: dict[str, Experiment] = {}
+    for other in experiments:
+        for module in _modules(other):
+            if module not in _modules(experiment):
+                for flag in of_module(module):
+                    owners.setdefault(flag.name, other)
+    return owners
 
 
 def of_module(module: str) -> list[absl_flags.Flag[Any]]:
@@ -70,8 +76,8 @@ def of_module(module: str) -> list[absl_flags.Flag[Any]]:
     return list(absl_flags.FLAGS.flags_by_module_dict().get(module, []))
 
 
-def _module(experiment: Experiment) -> str:
-    return experiment.run.__module__
+def _modules(experiment: Experiment) -> tuple[str, ...]:
+    return (experiment.run.__module__, *experiment.flag_modules)
 
 
 def _describe(module: str) -> list[str]:

@@ -15,12 +15,12 @@ from pathlib import Path
 import jax
 from absl import flags as absl_flags
 
-from experiments import bench, demo, flags, generate
+from experiments import batch, bench, demo, flags, generate
 from experiments import help as helping
 from experiments.experiment import Experiment
 from jspec.errors import InputError, require
 
-EXPERIMENTS = (demo.EXPERIMENT, generate.EXPERIMENT, bench.EXPERIMENT)
+EXPERIMENTS = (demo.EXPERIMENT, generate.EXPERIMENT, batch.EXPERIMENT, bench.EXPERIMENT)
 
 _ILLEGAL = re.compile(r"flag --(\w+)=(.*?): (.*)", re.DOTALL)
 _FLAGFILE = re.compile(r"Unable to open flagfile: .*?(\w[\w ]+): '(.*)'", re.DOTALL)
@@ -33,8 +33,11 @@ def main(argv: Sequence[str]) -> int:
         sys.stdout.flush()
         return status
     except InputError as error:
-        # One sentence on one line, whatever a library's message brought along.
-        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
+        # What is not given has no value to show.
+        missing = f"{error.field} {error.problem}; {error.remedy}"
+        sentence = missing if error.value is None else str(error)
+        # On one line, whatever a library's message brought along.
+        print(f"error: {' '.join(sentence.split())}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("\ninterrupted", file=sys.stderr)

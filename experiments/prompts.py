@@ -1,4 +1,4 @@
-"""Prompts from the command line and from files."""
+"""Prompts from the command line and from files, and the flags that ask for them."""
 
 from __future__ import annotations
 
@@ -8,8 +8,20 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from absl import flags as absl_flags
+
 import jspec
 from jspec.errors import InputError, require
+
+INPUT = absl_flags.DEFINE_multi_string(
+    "input",
+    [],
+    'File of prompts, given again for more: .jsonl with {"prompt": text} or {"messages": turns} a '
+    "line, in generate also .txt with one a line, in batch also .jsonl.gz and more fields.",
+)
+RAW = absl_flags.DEFINE_boolean(
+    "raw", False, "Continue the text as it stands, without the chat template."
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,25 +65,25 @@ class Source:
             raise InputError(self.field, error.value, error.problem, error.remedy) from error
 
 
-def collect(texts: Sequence[str], path: str | None, raw: bool) -> list[Source]:
-    """Return the prompts of --prompt and then those of the --input file.
+def collect(texts: Sequence[str], paths: Sequence[str], raw: bool) -> list[Source]:
+    """Return the prompts of --prompt and then those of the --input files.
 
     Args:
         texts: of --prompt.
-        path: a .txt file with a prompt a line, empty lines left out, or a .jsonl file with
-            {"prompt": text} or {"messages": turns} a line; None reads nothing.
+        paths: .txt files with a prompt a line, empty lines left out, or .jsonl files with
+            {"prompt": text} or {"messages": turns} a line.
         raw: texts are continued as they stand, so chats make no sense.
 
     Raises:
-        InputError: there is no prompt, or the file or one of its lines is wrong.
+        InputError: there is no prompt, or a file or one of its lines is wrong.
     """
     found = [Source(f"prompt[{index}]", text) for index, text in enumerate(texts)]
-    if path is not None:
+    for path in paths:
         found += _read(Path(path).expanduser())
     require(
         len(found) > 0,
-        "prompt" if path is None else "input",
-        path,
+        "input" if paths else "prompt",
+        ", ".join(paths) or None,
         "gives no prompt",
         "give --prompt=TEXT or --input=FILE with at least one",
     )
@@ -137,7 +149,7 @@ def _parse_object(field: str, line: str) -> Source:
         require(isinstance(content, str), field, content, "is no text", "give a string as prompt")
         return Source(field, content)
     require(
-        isinstance(content, list) and len(content) > 0 and all(map(_is_turn, content)),
+        isinstance(content, list) and len(content) > 0 and all(map(is_turn, content)),
         field,
         content,
         "is no chat",
@@ -146,7 +158,8 @@ def _parse_object(field: str, line: str) -> Source:
     return Source(field, tuple(content))
 
 
-def _is_turn(value: Any) -> bool:
+def is_turn(value: Any) -> bool:
+    """Tell whether a JSON value is a chat's turn."""
     return isinstance(value, dict) and all(
         isinstance(value.get(key), str) for key in ("role", "content")
     )

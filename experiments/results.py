@@ -9,7 +9,13 @@ from typing import Any
 import numpy as np
 
 from jspec import metrics
-from jspec.generation import Completion
+from jspec.requests import Completion
+
+# Stands below every table with these columns.
+TERMS = (
+    "Block efficiency: tokens a round commits on average, its correction or bonus token included;\n"
+    "plain decoding has 1. Acceptance: share of the proposed drafts that the target kept."
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,6 +44,7 @@ class Measured:
         done = self.completion
         return {
             "index": self.index,
+            "sample": done.sample,
             **more,
             "prompt_tokens": self.prompt_tokens,
             "generated_tokens": len(done.token_ids),

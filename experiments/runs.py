@@ -54,7 +54,7 @@ class Run:
             if name not in self._growing:
                 path = self.folder / f"{name}{_PARTIAL}"
                 self._growing[name] = path.open("x", encoding="utf-8", errors=_ERRORS)
-            self._growing[name].write(f"{_to_json(value)}\n")
+            self._growing[name].write(f"{to_json(value)}\n")
             self._growing[name].flush()
 
     def write_json(self, name: str, value: dict[str, Any]) -> None:
@@ -63,7 +63,7 @@ class Run:
         Raises:
             InputError: the disk is full.
         """
-        self.write_text(name, f"{_to_json(value, indent=2)}\n")
+        self.write_text(name, f"{to_json(value, indent=2)}\n")
 
     def write_text(self, name: str, text: str) -> None:
         """Write a text file.
@@ -71,9 +71,17 @@ class Run:
         Raises:
             InputError: the disk is full.
         """
+        self.write_bytes(name, text.encode("utf-8", _ERRORS))
+
+    def write_bytes(self, name: str, content: bytes) -> None:
+        """Write a file of any kind.
+
+        Raises:
+            InputError: the disk is full.
+        """
         with _disk(self.folder):
             partial = self.folder / f"{name}{_PARTIAL}"
-            partial.write_text(text, encoding="utf-8", errors=_ERRORS)
+            partial.write_bytes(content)
             partial.replace(self.folder / name)
 
     @contextlib.contextmanager
@@ -110,17 +118,7 @@ def create(experiment: str, flags: dict[str, Any], output: str, **more: Any) -> 
     started = datetime.datetime.now().astimezone()
     run = Run(_new_folder(Path(output).expanduser(), f"{experiment}-{started:%Y%m%d-%H%M%S}"))
     try:
-        run.write_json(
-            CONFIG,
-            {
-                "experiment": experiment,
-                "started": started.isoformat(timespec="seconds"),
-                "command": sys.argv,
-                "flags": flags,
-                **more,
-                **environment.describe(),
-            },
-        )
+        run.write_json(CONFIG, config(experiment, flags, started, **more))
         yield run
     except BaseException:
         if METRICS in run._growing:
@@ -130,6 +128,20 @@ def create(experiment: str, flags: dict[str, Any], output: str, **more: Any) -> 
             shutil.rmtree(run.folder, ignore_errors=True)
         raise
     run.close()
+
+
+def config(
+    experiment: str, flags: dict[str, Any], started: datetime.datetime, **more: Any
+) -> dict[str, Any]:
+    """Return what config.json says of a run; see `create`. It starts JAX's backend."""
+    return {
+        "experiment": experiment,
+        "started": started.isoformat(timespec="seconds"),
+        "command": sys.argv,
+        "flags": flags,
+        **more,
+        **environment.describe(),
+    }
 
 
 def _new_folder(root: Path, stem: str) -> Path:
@@ -164,7 +176,8 @@ def _disk(path: Path) -> Iterator[None]:
         ) from error
 
 
-def _to_json(value: Any, indent: int | None = None) -> str:
+def to_json(value: Any, indent: int | None = None) -> str:
+    """Return JSON as all our files have it; what JSON cannot say of a number is null."""
     return json.dumps(_plain(value), ensure_ascii=False, allow_nan=False, indent=indent)
 
 

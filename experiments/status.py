@@ -49,7 +49,9 @@ class Status:
             self._stream.flush()
             self._shown = False
 
-    def progress(self, done: int, total: int, tokens: int, elapsed: float) -> None:
+    def progress(
+        self, done: int, total: int, tokens: int, elapsed: float, earlier: int | None = None
+    ) -> None:
         """Say how far a batch of requests is, not too often.
 
         Args:
@@ -57,10 +59,16 @@ class Status:
             total: requests in all.
             tokens: tokens so far.
             elapsed: seconds so far.
+            earlier: those of `done` that an earlier process finished, at no cost of this one's
+                time; a job that counts them is also told its requests a second.
         """
         now = time.monotonic()
         if now < self._next or elapsed < _LEAST:
             return
         self._next = now + _EVERY[self._terminal]
-        left = tables.seconds(elapsed / done * (total - done)) if done else "unknown time"
-        self.busy(f"{done}/{total} done, {tables.rate(tokens / elapsed)} tokens/s, {left} left")
+        ours = done - (earlier or 0)
+        left = tables.seconds(elapsed / ours * (total - done)) if ours else "unknown time"
+        rates = f"{tables.rate(tokens / elapsed)} tokens/s"
+        if earlier is not None:
+            rates += f", {tables.rate(ours / elapsed)} rows/s"
+        self.busy(f"{done}/{total} done, {rates}, {left} left")

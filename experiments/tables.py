@@ -40,6 +40,11 @@ def rate(tokens_per_second: float | None) -> str:
     return MISSING if tokens_per_second is None else _digits(tokens_per_second)
 
 
+def figure(value: float | None, scale: float = 1) -> str:
+    """Return `value * scale` to three digits, without a unit."""
+    return MISSING if value is None else _digits(value * scale)
+
+
 def milliseconds(seconds: float | None) -> str:
     """Return seconds as milliseconds to three digits."""
     return MISSING if seconds is None else f"{_digits(seconds * 1000)} ms"

@@ -18,8 +18,9 @@ from jspec.cache import KVCache
 from jspec.decoding import Target
 from jspec.drafting.protocol import Context, PointMass, Proposal
 from jspec.drafting.stateless import StatelessDrafter
-from jspec.generation import Decoder, Request, run_chunk, run_prefill
+from jspec.generation import Decoder, run_chunk, run_prefill
 from jspec.model import Model
+from jspec.requests import Request
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,7 +71,7 @@ def step_timer(
         context: committed entries of each row at the start.
         steps: passes a measurement.
     """
-    dtype = model.params.embedding.dtype
+    dtype = model.cache_dtype
     tokens = jnp.ones((batch, nodes), jnp.int32)
 
     def measure() -> float:

@@ -45,7 +45,7 @@ def require_integer(field: str, value: object) -> None:
     )
 
 
-def require_number(field: str, value: object) -> None:
+def require_number(field: str, value: object, remedy: str = "give a number") -> None:
     """Refuse what is no finite real number: a text, True, NaN."""
     real = isinstance(value, numbers.Real) and not isinstance(value, bool)
     require(
@@ -53,5 +53,5 @@ def require_number(field: str, value: object) -> None:
         field,
         value,
         "is not a finite number",
-        "give a number",
+        remedy,
     )

@@ -45,7 +45,7 @@ class Decoder:
         speculation: how much to speculate; without a drafter gamma must be left out or 0.
         batch_size: most rows decoded together.
         prefill_width: most prompt tokens a row run in one prefill step.
-        cache_dtype: of keys and values; None takes the target's dtype.
+        cache_dtype: of keys and values; None takes the target's `Model.cache_dtype`.
 
     Raises:
         InputError: the settings contradict each other.
@@ -90,7 +90,7 @@ class Decoder:
         self.speculation = speculation
         self.batch_size = batch_size
         self.prefill_width = prefill_width
-        self.cache_dtype = cache_dtype or target.dtype
+        self.cache_dtype = cache_dtype or target.cache_dtype
         self._program = Program(
             target=target.functions,
             drafter=self.drafter.drafter if self.drafter else None,

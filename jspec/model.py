@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
+import jax
+import jax.numpy as jnp
 from jax.typing import DTypeLike
 
 from jspec import checkpoints, hub
@@ -46,6 +48,17 @@ class Model:
         dtype: DTypeLike = self.params.final_norm.dtype
         return dtype
 
+    @property
+    def cache_dtype(self) -> DTypeLike:
+        """The dtype of keys and values where none is asked for: `dtype`, on a CPU float32.
+
+        XLA:CPU cannot write to a buffer of 16-bit floats in place: it converts the whole cache to
+        float32 and back in every round.
+        """
+        norm = self.params.final_norm
+        on_cpu = isinstance(norm, jax.Array) and {d.platform for d in norm.devices()} == {"cpu"}
+        return jnp.float32 if on_cpu else self.dtype
+
 
 def load(
     name: str | Path = hub.DEFAULT_MODEL, dtype: DTypeLike = "float32", weights: Weights = "same"
@@ -55,7 +68,8 @@ def load(
     Args:
         name: the default model's name, a directory (Hugging Face or written by jspec), a GGUF
             file, or a hub id ("organisation/name").
-        dtype: of the parameters, and so of activations and cache: float32, bfloat16 or float16.
+        dtype: of the parameters, and so of activations: float32, bfloat16 or float16 (whose
+            products are slow on a CPU). See `Model.cache_dtype` for the cache's.
         weights: "int8" keeps the matrices as int8, with a float32 scale for each output channel,
             and computes with activations that are int8 too; norms and biases stay in `dtype`.
             "same" leaves them in `dtype` (as int8 where the checkpoint was saved so).

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 from jspec.metrics import Counts, Timing
 from jspec.sampling_params import SamplingParams
@@ -69,6 +70,15 @@ class Completion:
     sample: int = 0
     logprobs: tuple[TokenLogProbs, ...] | None = None
     prompt_logprobs: tuple[TokenLogProbs | None, ...] | None = None
+
+    def known_logprobs(self) -> dict[str, list[dict[str, Any] | None]]:
+        """Return `logprobs` and `prompt_logprobs` as JSON, those that were asked for."""
+        given = {"logprobs": self.logprobs, "prompt_logprobs": self.prompt_logprobs}
+        return {
+            name: [None if entry is None else dataclasses.asdict(entry) for entry in entries]
+            for name, entries in given.items()
+            if entries is not None
+        }
 
 
 @dataclasses.dataclass(frozen=True)

@@ -135,7 +135,7 @@ class SamplingParams:
         self._set("logit_bias", _pairs(self.logit_bias))
 
     def _check_transforms(self) -> None:
-        require_number("temperature", self.temperature)
+        require_number("temperature", self.temperature, "give 0 for greedy, or a positive number")
         require(
             0 <= self.temperature <= _MAX_TEMPERATURE,
             "temperature",

@@ -4,6 +4,7 @@ import json
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from absl import flags
@@ -11,6 +12,7 @@ from absl.testing import flagsaver
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from experiments import launch
+from tests.experiments import batch_jobs
 from tests.oracles.tiny_checkpoints import CONFIG, random_tensors, write_huggingface
 from tests.oracles.tiny_vocabularies import byte_alphabet
 
@@ -62,3 +64,35 @@ def run_jspec(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., int]]:
     with flagsaver.flagsaver():
         flags.FLAGS.set_default("compilation_cache", "")
         yield run
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Path:
+    """The folder of a batch job."""
+    return tmp_path / "job"
+
+
+@pytest.fixture
+def run_batch(
+    run_jspec: Callable[..., int], tiny_model: Path, tmp_path: Path, job: Path
+) -> Callable[..., int]:
+    """Run the experiment on rows, or on files that are named among the arguments."""
+
+    def run(*arguments: str, rows: list[Any] = batch_jobs.ROWS) -> int:
+        inputs = []
+        if not any(argument.startswith("--input") for argument in arguments):
+            batch_jobs.write(tmp_path / "rows.jsonl", rows)
+            inputs = [f"--input={tmp_path / 'rows.jsonl'}"]
+        if not any(argument.startswith("--model") for argument in arguments):
+            inputs.append(f"--model={tiny_model}")
+        return run_jspec(
+            "--experiment=batch",
+            "--drafter=none",
+            f"--max_new_tokens={batch_jobs.BUDGET}",
+            "--batch_size=2",
+            f"--output={job}",
+            *inputs,
+            *arguments,
+        )
+
+    return run

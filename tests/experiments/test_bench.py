@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -91,6 +90,10 @@ def test_bench_decodes_every_way_and_reports_ratios_of_totals(
         "--rows=1,3",
         "--gamma=3",
         "--batches=2",
+        "--throughput_batches=2,1",
+        "--throughput_tokens=5",
+        "--throughput_prompts=3",
+        "--throughput_repeats=2",
     )
     assert status == 0
     (folder,) = (tmp_path / "runs").iterdir()
@@ -116,19 +119,50 @@ def test_bench_decodes_every_way_and_reports_ratios_of_totals(
     assert steps["weight_bytes"] > 4 * 257
     assert (folder / "bench.png").read_bytes().startswith(b"\x89PNG")
     page = (folder / "report.html").read_text()
-    assert "data:image/png;base64," in page
-    assert not re.search(r"(src|href)=.?https?:", page)
+    assert page.count("data:image/png;base64,") == 4
     assert "copying" in page
-    assert "copying" in capsys.readouterr().out
+    table = (folder / "table.txt").read_text()
+    assert "copying" in table
+    assert table in f"{capsys.readouterr().out}\n"
+
+    for mode in ("plain", "speculative"):
+        for name, key in (("ttft", "ttft"), ("tpot", "tpot"), ("end_to_end", "total")):
+            times = [line[f"{mode}_{key}"] for line in lines]
+            expected = np.percentile(times, [50, 90, 99])
+            found = summary["latency"][mode][name]
+            assert found["samples"] == 2
+            np.testing.assert_allclose([found[q] for q in ("p50", "p90", "p99")], expected)
+    by_batch = summary["throughput"]
+    # Two prompts are all there are, so at batch 2 they are one group, in each of two turns.
+    assert by_batch["prompts"] == ["1", "2"]
+    assert list(by_batch["batches"]) == ["1", "2"]
+    raw = [json.loads(x) for x in (folder / "throughput.jsonl").read_text().splitlines()]
+    assert {tuple(line["tokens"]) for line in raw} == {(5,), (5, 5)}
+    plain = [line for line in raw if line["batch"] == 2 and line["mode"] == "plain"]
+    rates = [10 / (max(line["end"]) - line["prefill"]) for line in plain]
+    assert len(rates) == 2
+    assert np.isclose(by_batch["batches"]["2"]["plain_tokens_per_second"], np.median(rates))
+    assert by_batch["batches"]["1"]["identical"] == by_batch["batches"]["1"]["rows"] == 4
 
 
 def test_bench_without_prompts_or_drafts_is_refused(
-    tmp_path: Path, tiny_model: Path, run_jspec: Callable[..., int]
+    tmp_path: Path,
+    tiny_model: Path,
+    run_jspec: Callable[..., int],
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     prompts = write(tmp_path / "prompts.jsonl", question(1, "qa", "a"))
     assert run_jspec("--experiment=bench", f"--model={tiny_model}") == 2
+    message = "error: workloads is not given; give a JSON-lines file of prompts\n"
+    assert capsys.readouterr().err == message
     common = ("--experiment=bench", f"--model={tiny_model}", f"--workloads={prompts}")
     assert run_jspec(*common, "--drafter=none") == 2
     assert run_jspec(*common, "--gamma=0") == 2
     assert run_jspec(*common, "--rows=one") == 2
     assert run_jspec(*common, "--batches=0") == 2
+    capsys.readouterr()
+    for name in ("repeats", "throughput_repeats", "throughput_tokens", "throughput_prompts"):
+        assert run_jspec(*common, f"--{name}=0") == 2
+        assert f"{name}=0 is below 1" in capsys.readouterr().err
+    assert run_jspec(*common, "--throughput_batches=1,x") == 2
+    assert "throughput_batches='1,x' is not a list" in capsys.readouterr().err

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import io
 import json
 import re
@@ -15,8 +16,9 @@ from experiments.demo_prompts import PROMPTS
 from experiments.demo_report import Pair
 from experiments.results import Measured
 from jspec.drafting.ngram import ngram
-from jspec.generation import Completion, Decoder, Delta
+from jspec.generation import Decoder
 from jspec.metrics import Counts, Timing
+from jspec.requests import Completion, Delta
 from jspec.tokenizers import Tokenizer
 from tests import tiny
 
@@ -94,6 +96,19 @@ def test_accepted_drafts_are_marked_on_a_terminal(
         assert sys.stdout.getvalue() == shown
 
 
+@pytest.mark.parametrize(
+    ("reason", "shown"), [("length", "ab …[cut at 2 tokens]"), ("stop", "ab"), ("error", "ab")]
+)
+def test_an_answer_that_the_budget_cut_says_so(
+    reason: str, shown: str, tiny_model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tokenizer = Tokenizer.from_path(tiny_model)
+    done = dataclasses.replace(completion((1, 2), 1.0, 2), finish_reason=reason)
+    deltas = [Delta(0, (1,), "a", None), Delta(0, (2,), "b", done)]
+    assert list(demo._Show(tokenizer).stream(iter(deltas))) == deltas
+    assert capsys.readouterr().out == shown
+
+
 def test_a_difference_is_located() -> None:
     assert pair("a", (1, 2, 3), (1, 2, 3), (1, 1)).identical == "yes"
     assert pair("a", (1, 2, 3), (1, 9, 3), (1, 1)).identical == "no (first differs at token 1)"
@@ -125,6 +140,8 @@ def test_a_disturbed_measurement_is_said_to_be_one() -> None:
     text, sums = demo_report.make([pair("even", tokens, (1, 2, 9), (2.0, 1.5))], decoder)
     assert sums["disturbed"] == []
     assert "busy" not in text
+    assert "Block efficiency: " in text
+    assert "Acceptance: " in text
     assert "no (first differs at token 2)" in text
     assert "0 of 1 outputs are identical" in text
     assert "within rounding" in text

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import jspec
-from jspec.config import SamplingParams
+from jspec.sampling_params import SamplingParams
 from tests.experiments.conftest import write_model
 
 BUDGET = 24

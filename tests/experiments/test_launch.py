@@ -59,7 +59,7 @@ def test_helpfull_shows_absls_flags_too(
 
 # Arguments, and what the one sentence must name: field, value, remedy.
 MALFORMED: list[tuple[list[str], list[str]]] = [
-    ([], ["experiment=None", "give one of demo, generate"]),
+    ([], ["error: experiment is not given; give one of demo, generate"]),
     (["--experiment=nothing"], ["experiment='nothing'", "give one of demo, generate"]),
     (["generate"], ["argument='generate'", "--experiment=generate"]),
     (["--experiment=generate", "x.txt"], ["argument='x.txt'", "--name=value"]),
@@ -73,9 +73,9 @@ MALFORMED: list[tuple[list[str], list[str]]] = [
     ([*GENERATE, "--gamma=128"], ["gamma=128", "0..127", "up to 127"]),
     ([*GENERATE, "--drafter=none", "--gamma=4"], ["gamma=4", "--drafter=none", "leave it out"]),
     ([*GENERATE, "--drafter=medusa9"], ["drafter='medusa9'", "none, ngram, draft-model"]),
-    ([*GENERATE, "--drafter=draft-model"], ["draft_model=None", "smaller model"]),
+    ([*GENERATE, "--drafter=draft-model"], ["error: draft_model names no model", "smaller model"]),
     ([*GENERATE, "--draft_model=a/b"], ["draft_model='a/b'", "--drafter=draft-model"]),
-    ([*GENERATE, "--drafter=early-exit"], ["exit_layers=None", "at least 1"]),
+    ([*GENERATE, "--drafter=early-exit"], ["error: exit_layers is no number", "at least 1"]),
     (
         [*GENERATE, "--drafter=early-exit", "--exit_layers=0"],
         ["exit_layers=0", "give at least 1"],
@@ -106,7 +106,7 @@ MALFORMED: list[tuple[list[str], list[str]]] = [
     ([*GENERATE, "--model=empty"], ["model='empty'", "is an empty directory", "give a directory"]),
     ([*GENERATE, "--flagfile=nowhere.flags"], ["flagfile='nowhere.flags'", "check the path"]),
     ([*GENERATE, "--flagfile=bad.flags"], ["gamma='many'", "give an integer"]),
-    (["--experiment=generate"], ["prompt=None", "--prompt=TEXT"]),
+    (["--experiment=generate"], ["error: prompt ", "--prompt=TEXT"]),
     (["--experiment=generate", "--prompt="], ["prompt[0]=''", "give some text"]),
     (["--experiment=generate", "--input=nowhere.txt"], ["input='nowhere.txt'", "check the path"]),
     (["--experiment=generate", "--input=a.csv"], ["input='a.csv'", ".jsonl"]),

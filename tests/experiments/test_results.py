@@ -7,8 +7,8 @@ import pytest
 
 from experiments import results
 from experiments.results import Measured
-from jspec.generation import Completion
 from jspec.metrics import Counts, Timing
+from jspec.requests import Completion
 
 
 def measured(index: int, tokens: int, first: int, begin: float, end: float) -> Measured:

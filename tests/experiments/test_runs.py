@@ -104,7 +104,7 @@ def test_a_disk_that_fills_up_is_one_sentence(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with runs.create("x", {}, str(tmp_path)) as run, monkeypatch.context() as patch:
-        patch.setattr(Path, "write_text", full)
+        patch.setattr(Path, "write_bytes", full)
         with pytest.raises(InputError, match="No space left on device"):
             run.write_json(runs.SUMMARY, {})
 

@@ -1,0 +1,270 @@
+"""A batch job: files of prompts in, a line of results each out, and a kill at any time loses none.
+
+The folder given as --output is the job's own. Running the same command again goes on where the last
+process ended, however it ended. A row's result depends on settings and input alone, not on when it
+is decoded: its seed follows from its place in the input, and it shares its batch with the same rows
+every time, finished ones included. So the same batch size on the same machine gives the same bits;
+another one may turn near-ties, as it rounds other sums.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import datetime
+import itertools
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from absl import flags as absl_flags
+
+from experiments import (
+    batch_results,
+    drafters,
+    flags,
+    input_files,
+    journal,
+    low_acceptance,
+    models,
+    prompts,
+    rows,
+    runs,
+)
+from experiments.batch_decoding import Session
+from experiments.experiment import Experiment
+from experiments.help import ours
+from experiments.input_files import InputFile, Line
+from experiments.interrupts import Interrupted, Interrupts
+from experiments.journal import Results
+from experiments.status import Status
+from jspec.config import SpeculationConfig
+from jspec.errors import require
+from jspec.generation import Decoder
+from jspec.sampling_params import SamplingParams
+
+_RETRY_FAILED = absl_flags.DEFINE_boolean(
+    "retry_failed", False, "Do the rows again that ended in an error."
+)
+
+_FORMAT = 1
+# Batches of rows that are read, tokenised and sorted by length together.
+_WINDOW = 32
+# Flags that a later process may change. batch_size moves no more than rounding, and a job that did
+# not fit the memory must be able to go on with a smaller one. seed and input are compared by
+# themselves.
+_FREE = (
+    "experiment",
+    "input",
+    "seed",
+    "output",
+    "batch_size",
+    "rounds_per_chunk",
+    "profile",
+    "compilation_cache",
+    "retry_failed",
+)
+_SAME = "give what it was begun with, or another --output"
+
+
+@dataclasses.dataclass
+class _Job:
+    """A job that this process holds."""
+
+    folder: Path
+    files: Sequence[InputFile]
+    sampling: SamplingParams
+    speculation: SpeculationConfig
+    results: Results
+    totals: batch_results.Totals
+    status: Status
+    interrupts: Interrupts
+
+    @property
+    def rows(self) -> int:
+        return sum(file.rows for file in self.files)
+
+
+def run() -> int:
+    """Run the experiment; returns the exit status: 1 if a row ended in an error."""
+    interrupts = Interrupts()
+    with interrupts.handled():
+        try:
+            return _run(interrupts)
+        except Interrupted as interrupted:
+            Status().say("interrupted; run the same command again to go on")
+            return interrupted.status
+
+
+def _run(interrupts: Interrupts) -> int:
+    sampling = flags.sampling_params()
+    speculation = flags.speculation(SpeculationConfig.rounds_per_chunk)
+    drafters.check_flags()
+    size = flags.BATCH_SIZE.value
+    require(size >= 1, "batch_size", size, "is below 1", "decode at least one row")
+    require(
+        flags.OUTPUT.present,
+        "output",
+        None,
+        "is not given",
+        "give --output=FOLDER for the job alone; the same folder again goes on with it",
+    )
+    files = input_files.scan(prompts.INPUT.value)
+    folder = Path(flags.OUTPUT.value).expanduser()
+    with journal.locked(folder):
+        seed = _settle(folder, files, sampling.seed)
+        if _RETRY_FAILED.value:
+            journal.remove(folder / runs.SUMMARY)
+        totals = batch_results.Totals()
+
+        def keep(line: dict[str, Any]) -> bool:
+            if _RETRY_FAILED.value and line["error"] is not None:
+                return False
+            totals.add(line)
+            return True
+
+        count = sum(file.rows for file in files)
+        with contextlib.closing(Results(folder, count, keep)) as results:
+            job = _Job(
+                folder,
+                files,
+                dataclasses.replace(sampling, seed=seed),
+                speculation,
+                results,
+                totals,
+                Status(),
+                interrupts,
+            )
+            return _finish(job)
+
+
+def _settle(folder: Path, files: Sequence[InputFile], seed: int | None) -> int:
+    """Compare the settings with those that the job was begun with; returns its seed.
+
+    Settings bind from the first result on: a job that could not even load its model has none.
+
+    Raises:
+        InputError: they differ, or the folder is something else's.
+    """
+    wanted = {
+        "format": _FORMAT,
+        "flags": {name: value for name, value in ours(EXPERIMENT).items() if name not in _FREE},
+        "input": {file.name: {"rows": file.rows, "sha256": file.sha256} for file in files},
+    }
+    wanted = json.loads(runs.to_json(wanted))
+    stored = journal.read_json(folder / journal.SETTINGS)
+    bound = journal.has_results(folder)
+    other = (folder / runs.CONFIG).exists() or (folder / runs.METRICS).exists()
+    require(
+        stored is not None or not (bound or other),
+        "output",
+        str(folder),
+        f"holds results without a whole {journal.SETTINGS}: they are not of a job like this",
+        "give another --output",
+    )
+    if stored is not None and bound:
+        _require_same(stored, wanted)
+        return int(stored["seed"])
+    if stored is None or any(stored.get(name) != wanted[name] for name in wanted):
+        rows.check_ids(files)
+        journal.remove(folder / runs.CONFIG)
+        stored = wanted | {"seed": seed}
+    elif flags.SEED.value is not None:
+        stored["seed"] = seed
+    journal.write_json(folder / journal.SETTINGS, stored)
+    return int(stored["seed"])
+
+
+def _require_same(stored: dict[str, Any], wanted: dict[str, Any]) -> None:
+    journal.require_same(stored, {"format": wanted["format"]}, "give another --output")
+    journal.require_same(stored["flags"], wanted["flags"], _SAME)
+    require(
+        stored["input"] == wanted["input"],
+        "input",
+        ", ".join(prompts.INPUT.value),
+        f"is not what this job was begun with: it has {_in_words(wanted['input'])} "
+        f"and was begun with {_in_words(stored['input'])}",
+        _SAME,
+    )
+    if flags.SEED.value is not None:
+        journal.require_same(stored, {"seed": flags.SEED.value}, _SAME)
+
+
+def _in_words(files: dict[str, Any]) -> str:
+    return ", ".join(
+        f"{name} ({entry['rows']} rows, sha256 {entry['sha256'][:12]})"
+        for name, entry in files.items()
+    )
+
+
+def _finish(job: _Job) -> int:
+    """Do what is left of the job; returns the exit status."""
+    if job.results.damaged:
+        job.status.say(
+            f"{job.results.damaged} lines of {job.results.path} were cut short or damaged; "
+            "their rows are done again"
+        )
+    left = job.rows - job.results.finished
+    process = None  # who only writes the summary of others has decoded nothing
+    if left:
+        if job.results.finished:
+            job.status.say(f"Going on with {left} of {job.rows} rows")
+        try:
+            process = _decode(job)
+        except Interrupted as interrupted:
+            done = f"{job.results.finished} of {job.rows} rows are finished"
+            job.status.say(f"interrupted: {done}; run the same command again to go on")
+            return interrupted.status
+    summary = job.folder / runs.SUMMARY
+    if left or journal.read_json(summary) is None:
+        job.results.sync()
+        journal.write_json(summary, job.totals.summary() | {"last_process": process})
+    failed = job.totals.failed
+    outcome = f"{failed} of {job.rows} rows failed" if failed else f"{job.rows} rows"
+    job.status.say(f"{'Finished' if left else 'Everything is finished'}: {outcome}")
+    if failed:
+        job.status.say("To do the failed rows again, add --retry_failed")
+    job.status.say(f"Results: {job.results.path}")
+    return 1 if failed else 0
+
+
+def _decode(job: _Job) -> dict[str, Any]:
+    """Decode the rows that are missing; returns what the summary says of this process."""
+    config = job.folder / runs.CONFIG
+    if journal.read_json(config) is None:
+        now = datetime.datetime.now().astimezone()
+        seed = job.sampling.seed
+        journal.write_json(config, runs.config("batch", ours(EXPERIMENT), now, seed=seed))
+    job.status.busy(f"Loading {flags.MODEL.value} ...")
+    target = models.load_target()
+    drafter = drafters.load(target)
+    decoder = Decoder(target, drafter, job.speculation, batch_size=flags.BATCH_SIZE.value)
+    session = Session(
+        decoder, prompts.RAW.value, job.results, job.totals, job.status, job.interrupts
+    )
+    job.status.busy("Reading the rows; the first time it compiles, which takes a while ...")
+    with runs.Run(job.folder).profile(flags.PROFILE.value):
+        for window in _windows(input_files.lines(job.files), _WINDOW * decoder.batch_size):
+            if all(job.results.has(line.index) for line in window):
+                continue
+            session.decode([rows.parse(line, job.sampling, prompts.RAW.value) for line in window])
+    job.status.clear()
+    name = decoder.drafter.name if decoder.drafter else None
+    warning = low_acceptance.warning(session.counts, name) if session.counts else None
+    if warning:
+        job.status.say(warning)
+    return session.summary() | {"drafter": name, "warnings": [warning] if warning else []}
+
+
+def _windows(lines: Iterator[Line], size: int) -> Iterator[list[Line]]:
+    while window := list(itertools.islice(lines, size)):
+        yield window
+
+
+EXPERIMENT = Experiment(
+    name="batch",
+    summary="decode files of prompts as a job that goes on where it was killed",
+    run=run,
+    flag_modules=(prompts.__name__,),
+)
