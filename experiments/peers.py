@@ -7,9 +7,12 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
-from jspec.errors import InputError
+from jspec.config import ModelConfig, RopeConfig
+from jspec.errors import InputError, require
 from jspec.model import Model
 
 
@@ -26,6 +29,37 @@ class PeerRun:
     token_ids: tuple[int, ...]
     seconds: float
     prefill: float
+
+
+def _refuse_unlike(model: Model) -> None:
+    """Raise `InputError` for what the peer would leave out in silence."""
+    config = model.config
+    plain = ModelConfig(
+        name=config.name,
+        vocab_size=config.vocab_size,
+        hidden_size=config.hidden_size,
+        intermediate_size=config.intermediate_size,
+        num_layers=config.num_layers,
+        num_heads=config.num_heads,
+        num_kv_heads=config.num_kv_heads,
+        head_dim=config.head_dim,
+        max_context=config.max_context,
+        norm_eps=config.norm_eps,
+        rope=RopeConfig(theta=config.rope.theta),
+        tie_embeddings=config.tie_embeddings,
+        token_count=config.token_count,
+    )
+    names = [field.name for field in dataclasses.fields(config)]
+    unlike = [name for name in names if getattr(config, name) != getattr(plain, name)]
+    if any(leaf.dtype != jnp.float32 for leaf in jax.tree.leaves(model.params)):
+        unlike.append("weights that are not float32")
+    require(
+        not unlike,
+        "model",
+        model.name,
+        f"has {', '.join(unlike)}, which the peer, a Llama in float32, is not set up for",
+        "leave out --peers, or use a Llama in float32",
+    )
 
 
 class TransformersPeer:
@@ -50,14 +84,7 @@ class TransformersPeer:
                 f"is not installed ({error})",
                 "in the checkout, pip install '.[peers]'",
             ) from None
-        if model.config.rope.scaling != "none":
-            raise InputError(
-                "model",
-                model.name,
-                f"scales its rotary positions ({model.config.rope.scaling}), which the peer is not "
-                "set up for",
-                "leave out --peers, or use a model without",
-            )
+        _refuse_unlike(model)
         torch.set_num_threads(threads)
         self._torch = torch
         self.versions = f"transformers {transformers.__version__}, torch {torch.__version__}"

@@ -6,6 +6,7 @@ The template comes with the checkpoint, so it runs in a sandbox that cannot chan
 from __future__ import annotations
 
 import datetime
+import functools
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
@@ -52,12 +53,7 @@ def render(
             "is not a message",
             'give {"role": ..., "content": ...}, both strings',
         )
-    try:
-        compiled = _environment().from_string(template)
-    except jinja2.TemplateSyntaxError as error:
-        raise InputError(
-            "chat_template", template, f"is not valid Jinja ({error})", "fix the checkpoint's file"
-        ) from None
+    compiled = _compiled(template)
     try:
         return compiled.render(
             messages=messages,
@@ -66,13 +62,32 @@ def render(
             documents=None,
             **special_tokens,
         )
-    # An undefined function or a None where the template wants text is a TypeError.
-    except (jinja2.TemplateError, TypeError) as error:
+    # A template is a program: an undefined function is a TypeError, and so on.
+    except (
+        jinja2.TemplateError,
+        ArithmeticError,
+        AttributeError,
+        LookupError,
+        RecursionError,
+        TypeError,
+        ValueError,
+    ) as error:
         raise InputError(
             "messages",
             messages,
             f"is refused by the chat template ({error})",
             "give the roles, and their order, that the model was trained with",
+        ) from None
+
+
+@functools.lru_cache(maxsize=16)
+def _compiled(template: str) -> jinja2.Template:
+    """Compile, once for all the prompts of a job."""
+    try:
+        return _environment().from_string(template)
+    except jinja2.TemplateSyntaxError as error:
+        raise InputError(
+            "chat_template", template, f"is not valid Jinja ({error})", "fix the checkpoint's file"
         ) from None
 
 
