@@ -28,6 +28,7 @@ from experiments import (
     journal,
     low_acceptance,
     models,
+    paths,
     prompts,
     rows,
     runs,
@@ -111,7 +112,7 @@ def _run(interrupts: Interrupts) -> int:
         "give --output=FOLDER for the job alone; the same folder again goes on with it",
     )
     files = input_files.scan(prompts.INPUT.value)
-    folder = Path(flags.OUTPUT.value).expanduser()
+    folder = paths.expanded("output", flags.OUTPUT.value)
     with journal.locked(folder):
         seed = _settle(folder, files, sampling.seed)
         if _RETRY_FAILED.value:

@@ -63,16 +63,21 @@ def load(target: jspec.Model) -> jspec.BoundDrafter | None:
     """
     check_flags()
     drafter = flags.DRAFTER.value
-    if drafter == "ngram":
-        return jspec.ngram(flags.NGRAM_MAX.value, flags.NGRAM_MIN.value)
     try:
+        if drafter == "ngram":
+            return jspec.ngram(flags.NGRAM_MAX.value, flags.NGRAM_MIN.value)
         if drafter == "draft-model":
             return jspec.draft_model(target, models.load(flags.DRAFT_MODEL))
         if drafter == "early-exit":
             return jspec.early_exit(target, flags.EXIT_LAYERS.value or 0)
     except InputError as error:
         # The library speaks of its own parameters; here they are flags.
-        named = {"drafter": flags.DRAFT_MODEL.name, "layers": flags.EXIT_LAYERS.name}
+        named = {
+            "drafter": flags.DRAFT_MODEL.name,
+            "layers": flags.EXIT_LAYERS.name,
+            "max_n": flags.NGRAM_MAX.name,
+            "min_n": flags.NGRAM_MIN.name,
+        }
         field = named.get(error.field, error.field)
         raise InputError(field, error.value, error.problem, error.remedy) from error
     return None

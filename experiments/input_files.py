@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO, cast
 
+from experiments.paths import expanded
 from jspec.errors import InputError, require
 
 _SUFFIXES = (".jsonl", ".jsonl.gz")
@@ -56,7 +57,7 @@ def scan(paths: Sequence[str]) -> list[InputFile]:
         InputError: there is none, one is given twice, cannot be read, or all are empty.
     """
     require(len(paths) > 0, "input", None, "is not given", "give --input=FILE.jsonl")
-    found = [Path(path).expanduser() for path in paths]
+    found = [expanded("input", path) for path in paths]
     for path, given in zip(found, paths, strict=True):
         require(
             path.name.endswith(_SUFFIXES),

@@ -327,5 +327,8 @@ def _disk(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise InputError(
-            "output", str(path), f"cannot be written ({error.strerror or error})", _KEPT
+            "output",
+            str(path),
+            f"cannot be written ({error.strerror or error})",
+            _KEPT if error.errno in (errno.ENOSPC, errno.EDQUOT) else "give another --output",
         ) from error

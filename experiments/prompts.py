@@ -11,6 +11,7 @@ from typing import Any
 from absl import flags as absl_flags
 
 import jspec
+from experiments.paths import expanded
 from jspec.errors import InputError, require
 
 INPUT = absl_flags.DEFINE_multi_string(
@@ -79,7 +80,7 @@ def collect(texts: Sequence[str], paths: Sequence[str], raw: bool) -> list[Sourc
     """
     found = [Source(f"prompt[{index}]", text) for index, text in enumerate(texts)]
     for path in paths:
-        found += _read(Path(path).expanduser())
+        found += _read(expanded("input", path))
     require(
         len(found) > 0,
         "input" if paths else "prompt",

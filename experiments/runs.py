@@ -21,7 +21,7 @@ from typing import IO, Any
 
 import jax
 
-from experiments import environment
+from experiments import environment, paths
 from jspec.errors import InputError, require
 
 CONFIG = "config.json"
@@ -116,7 +116,8 @@ def create(experiment: str, flags: dict[str, Any], output: str, **more: Any) -> 
         InputError: the folder cannot be written; nothing has been computed.
     """
     started = datetime.datetime.now().astimezone()
-    run = Run(_new_folder(Path(output).expanduser(), f"{experiment}-{started:%Y%m%d-%H%M%S}"))
+    root = paths.expanded("output", output)
+    run = Run(_new_folder(root, f"{experiment}-{started:%Y%m%d-%H%M%S}"))
     try:
         run.write_json(CONFIG, config(experiment, flags, started, **more))
         yield run

@@ -6,7 +6,9 @@ import dataclasses
 import json
 from pathlib import Path
 
-from jspec.errors import InputError
+from jspec.errors import InputError, require
+
+_REMEDY = "give question_id, category and turns"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,8 +34,12 @@ def read(path: str | Path, per_category: int) -> list[Workload]:
         per_category: how many of each; 0 takes all.
 
     Raises:
-        InputError: the file cannot be read, or a line is not of this format.
+        InputError: the file cannot be read, a line is not of this format, or `per_category` is
+            negative.
     """
+    require(
+        per_category >= 0, "per_category", per_category, "is negative", "give 0 for all of them"
+    )
     path = Path(path)
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
@@ -47,16 +53,22 @@ def read(path: str | Path, per_category: int) -> list[Workload]:
             continue
         try:
             record = json.loads(line)
-            workload = Workload(
-                str(record["question_id"]), str(record["category"]), str(record["turns"][0])
-            )
-        except (ValueError, KeyError, IndexError, TypeError) as error:
+            first = record["turns"][0]
+            workload = Workload(str(record["question_id"]), str(record["category"]), first)
+        except (ValueError, LookupError, TypeError, RecursionError) as error:
             raise InputError(
                 f"workloads line {number}",
                 line,
                 f"is not a Spec-Bench question ({type(error).__name__}: {error})",
-                "give question_id, category and turns",
+                _REMEDY,
             ) from None
+        require(
+            isinstance(record["turns"], list) and isinstance(first, str),
+            f"workloads line {number}",
+            line,
+            "has turns that are no list of texts",
+            _REMEDY,
+        )
         rows = taken.setdefault(workload.category, [])
         if per_category == 0 or len(rows) < per_category:
             rows.append(workload)

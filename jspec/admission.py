@@ -14,7 +14,7 @@ from jspec import cache as kv
 from jspec import edits, logprobs, randomness, sampling, trace
 from jspec.drafting.protocol import Drafter
 from jspec.edits import RowEdits
-from jspec.errors import InputError, require
+from jspec.errors import InputError, is_list, require, require_integer
 from jspec.model import Model
 from jspec.requests import Request
 from jspec.sampling_params import SamplingParams, require_short_word
@@ -26,7 +26,17 @@ _FILLER = Request((0,), SamplingParams(max_new_tokens=1, seed=0))
 
 def check(target: Model, request: Request, field: str) -> None:
     """Raise `InputError` unless the target can decode the request; `field` names it."""
+    require(
+        isinstance(request, Request) and isinstance(request.sampling, SamplingParams),
+        field,
+        request,
+        "is no request",
+        "give jspec.Request(token_ids, jspec.SamplingParams(...))",
+    )
     config, ids, params = target.config, request.token_ids, request.sampling
+    require(
+        is_list(ids), f"{field}.token_ids", ids, "is no list of token ids", "give a tuple of ids"
+    )
     require(len(ids) >= 1, f"{field}.token_ids", ids, "is empty", "give at least one token")
     require(
         len(ids) < config.max_context,
@@ -46,6 +56,7 @@ def check(target: Model, request: Request, field: str) -> None:
     count = config.vocab_size if config.token_count is None else config.token_count
     for name, values in named.items():
         for token in values:
+            require_integer(f"{field}.{name}", token)
             if not 0 <= token < count:
                 raise InputError(
                     f"{field}.{name}",
@@ -53,6 +64,17 @@ def check(target: Model, request: Request, field: str) -> None:
                     f"is outside the vocabulary of {count} tokens",
                     "use ids of the target's tokenizer",
                 )
+    for name, top in {
+        "logprobs": params.logprobs,
+        "prompt_logprobs": params.prompt_logprobs,
+    }.items():
+        require(
+            top is None or top <= count,
+            f"{field}.{name}",
+            top,
+            f"is above the vocabulary's {count} tokens",
+            "ask for fewer of the most probable tokens",
+        )
     texts = {"stop": params.stop, "bad_words": [w for w in params.bad_words if isinstance(w, str)]}
     for name, given in texts.items():
         require(
@@ -145,16 +167,18 @@ def new_state(
         cache=functions.init_cache(rows, slots, cache_dtype),
         drafter=drafter.init(rows, slots, cache_dtype) if drafter else (),
         trace=trace.init(rows, slots),
-        logprobs=_new_logprobs(params, slots),
+        logprobs=_new_logprobs(params, slots, target.config.vocab_size),
     )
 
 
-def _new_logprobs(params: Sequence[SamplingParams], slots: int) -> logprobs.LogProbs | None:
+def _new_logprobs(
+    params: Sequence[SamplingParams], slots: int, vocab_size: int
+) -> logprobs.LogProbs | None:
     given = [n for p in params for n in (p.logprobs, p.prompt_logprobs) if n is not None]
     if not given:
         return None
     of_prompt = any(p.prompt_logprobs is not None for p in params)
-    top = power_of_two(max(given)) if max(given) else 0
+    top = min(power_of_two(max(given)), vocab_size) if max(given) else 0
     return logprobs.init(len(params), slots, top, of_prompt)
 
 

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence, Set
-from typing import TypeGuard
+from collections.abc import Iterator, Mapping, Sequence, Set
+from typing import Any, TypeGuard
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 from jspec.config import SpeculationConfig
 from jspec.drafting import BoundDrafter
-from jspec.errors import InputError
+from jspec.errors import InputError, is_list, require
 from jspec.generation import Decoder
-from jspec.model import Model
+from jspec.model import Model, require_model
 from jspec.requests import Completion, Delta, Request
 from jspec.sampling_params import SamplingParams
 
 # Text to be continued as it stands, a chat (turns with "role" and "content"), or token ids.
-Prompt = str | Sequence[Mapping[str, str]] | Sequence[int]
+Prompt = str | Sequence[Mapping[str, str]] | Sequence[int] | np.ndarray[Any, Any] | jax.Array
 
 _KINDS = 'give text, a list of {"role": ..., "content": ...}, or a list of token ids'
 
@@ -31,15 +33,18 @@ def to_token_ids(model: Model, prompt: Prompt) -> tuple[int, ...]:
     Args:
         model: whose tokenizer and chat template apply.
         prompt: text, which is continued as it stands (with the model's beginning-of-sequence token
-            where it has one); a chat, to which the chat template is applied; or token ids.
+            where it has one); a chat, to which the chat template is applied; or token ids, as a
+            sequence or an array [tokens] of integers.
 
     Raises:
-        InputError: the model has no tokenizer, or the prompt is of another kind.
+        InputError: `model` is none or has no tokenizer, or the prompt is of another kind.
     """
+    require_model("model", model)
     if not isinstance(prompt, str):
+        if isinstance(prompt, np.ndarray | jax.Array):
+            prompt = _ids(prompt)
         # A set has no order, and bytes are integers too, but no token ids.
-        unfit = isinstance(prompt, bytes | bytearray | Mapping | Set)
-        if unfit or not isinstance(prompt, Collection):
+        if isinstance(prompt, Set) or not is_list(prompt):
             raise InputError("prompt", prompt, "is neither text, a chat nor token ids", _KINDS)
         ids = tuple(int(item) for item in prompt if _is_integer(item))
         if len(ids) == len(prompt):
@@ -64,6 +69,18 @@ def to_token_ids(model: Model, prompt: Prompt) -> tuple[int, ...]:
     return tuple(tokenizer.encode(tokenizer.apply_chat_template(turns)))
 
 
+def _ids(prompt: np.ndarray[Any, Any] | jax.Array) -> list[int]:
+    require(
+        prompt.ndim == 1 and jnp.issubdtype(prompt.dtype, jnp.integer),
+        "prompt",
+        prompt,
+        f"is an array of shape {prompt.shape} and dtype {prompt.dtype}",
+        "give token ids as an array of integers with one dimension",
+    )
+    ids: list[int] = np.asarray(prompt).tolist()
+    return ids
+
+
 def _requests(
     target: Model,
     prompts: Sequence[Prompt],
@@ -71,9 +88,23 @@ def _requests(
 ) -> list[Request]:
     if isinstance(prompts, str):
         raise InputError("prompts", prompts, "is one string", "give a list of prompts")
+    require(
+        is_list(prompts) and not isinstance(prompts, Set),
+        "prompts",
+        prompts,
+        "is no list",
+        "give a list of prompts",
+    )
     if sampling is None:
         sampling = SamplingParams()
-    each = [sampling] * len(prompts) if isinstance(sampling, SamplingParams) else list(sampling)
+    each = [sampling] * len(prompts) if isinstance(sampling, SamplingParams) else sampling
+    require(
+        is_list(each) and all(isinstance(params, SamplingParams) for params in each),
+        "sampling",
+        sampling,
+        "is neither SamplingParams nor a list of them",
+        "give jspec.SamplingParams(temperature=...)",
+    )
     if len(each) != len(prompts):
         raise InputError(
             "sampling",

@@ -3,12 +3,29 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Literal
+from typing import Literal, cast
 
-from jspec.errors import InputError, require, require_integer
+from jspec.errors import InputError, is_finite, require, require_integer, require_number
 
 Activation = Literal["silu", "gelu_tanh"]
 Verification = Literal["token", "block"]
+
+_CHECK_ROPE = "check the checkpoint's rope scaling"
+# Positions, ids and offsets are int32.
+_MOST = 2**31 - 1
+_MOST_FACTOR = 1e6
+_LEAST_TURNS = 1e-3
+
+
+def _require_size(field: str, value: object) -> None:
+    require_integer(field, value)
+    require(
+        1 <= cast(int, value) <= _MOST,
+        field,
+        value,
+        f"is outside 1..{_MOST}",
+        "check the checkpoint's config",
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,8 +57,18 @@ class RopeConfig:
     attention_factor: float = 1.0
 
     def __post_init__(self) -> None:
-        require(self.theta > 0, "rope.theta", self.theta, "is not positive", "give a base > 0")
-        require(self.factor >= 1, "rope.factor", self.factor, "is below 1", "give a factor >= 1")
+        for field in dataclasses.fields(self):
+            if field.name not in ("scaling", "original_context"):
+                require_number(f"rope.{field.name}", getattr(self, field.name), _CHECK_ROPE)
+        _require_size("rope.original_context", self.original_context)
+        require(self.theta > 1, "rope.theta", self.theta, "is not above 1", "give a base > 1")
+        require(
+            1 <= self.factor <= _MOST_FACTOR,
+            "rope.factor",
+            self.factor,
+            f"is outside [1, {_MOST_FACTOR:g}]",
+            "give a factor >= 1",
+        )
         if self.scaling not in ("none", "linear", "llama3", "yarn"):
             raise InputError(
                 "rope.scaling", self.scaling, "is not supported", "use none, linear, llama3 or yarn"
@@ -51,14 +78,28 @@ class RopeConfig:
                 "rope.high_freq_factor",
                 self.high_freq_factor,
                 f"is not above low_freq_factor ({self.low_freq_factor})",
-                "check the checkpoint's rope scaling",
+                _CHECK_ROPE,
             )
+        require(
+            self.low_freq_factor > 0,
+            "rope.low_freq_factor",
+            self.low_freq_factor,
+            "is not positive",
+            _CHECK_ROPE,
+        )
+        require(
+            self.beta_fast > self.beta_slow >= _LEAST_TURNS,
+            "rope.beta_fast",
+            self.beta_fast,
+            f"is not above beta_slow ({self.beta_slow}), or that is below {_LEAST_TURNS:g}",
+            _CHECK_ROPE,
+        )
         require(
             self.attention_factor > 0,
             "rope.attention_factor",
             self.attention_factor,
             "is not positive",
-            "check the checkpoint's rope scaling",
+            _CHECK_ROPE,
         )
 
 
@@ -133,8 +174,15 @@ class ModelConfig:
             "head_dim",
             "max_context",
         ):
-            value = getattr(self, field)
-            require(value >= 1, field, value, "is not positive", "check the checkpoint's config")
+            _require_size(field, getattr(self, field))
+        require_number("norm_eps", self.norm_eps, "check the checkpoint's config")
+        require(
+            self.norm_eps >= 0,
+            "norm_eps",
+            self.norm_eps,
+            "is negative",
+            "check the checkpoint's config",
+        )
         require(
             self.num_heads % self.num_kv_heads == 0,
             "num_kv_heads",
@@ -164,10 +212,10 @@ class ModelConfig:
         ):
             value = getattr(self, field)
             require(
-                value is None or value > 0,
+                value is None or (is_finite(value) and value > 0),
                 field,
                 value,
-                "is not positive",
+                "is no positive number",
                 "check the checkpoint's config, or give None",
             )
         require(
@@ -178,13 +226,8 @@ class ModelConfig:
             "give an integer or None for each layer",
         )
         for window in self.windows:
-            require(
-                window is None or window >= 1,
-                "windows",
-                window,
-                "is not positive",
-                "check the checkpoint's config, or give None",
-            )
+            if window is not None:
+                _require_size("windows", window)
 
     def window(self, layer: int) -> int | None:
         """Return how many positions a node of `layer` sees, or None for all."""
@@ -223,7 +266,7 @@ class SpeculationConfig:
             "give 0 for plain decoding, or a chain of up to 127 drafts",
         )
         require(
-            self.verification in ("token", "block"),
+            isinstance(self.verification, str) and self.verification in ("token", "block"),
             "verification",
             self.verification,
             "is not a rule",

@@ -176,7 +176,8 @@ def _minimum(requests: Sequence[RowEdits], vocab_size: int) -> Minimum:
     tokens = np.full((len(requests), _width([len(s) for s in stops])), vocab_size, np.int32)
     for row, ids in enumerate(stops):
         tokens[row, : len(ids)] = ids
-    until = [len(r.prompt) + r.params.min_new_tokens for r in requests]
+    most = np.iinfo(np.int32).max  # no row gets as long
+    until = [min(len(r.prompt) + r.params.min_new_tokens, most) for r in requests]
     return Minimum(tokens=jnp.asarray(tokens), until=jnp.asarray(np.array(until, np.int32)))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import numbers
+from collections.abc import Collection, Mapping
 from typing import cast
 
 
@@ -18,14 +19,21 @@ class InputError(ValueError):
     """
 
     def __init__(self, field: str, value: object, problem: str, remedy: str) -> None:
-        shown = repr(value)
-        if len(shown) > 200:
-            shown = shown[:197] + "..."
-        super().__init__(f"{field}={shown} {problem}; {remedy}")
+        message = f"{field}={_shown(value)} {problem}; {remedy}"
+        # On one line, whatever an array's repr or a library's message brought along.
+        super().__init__(" ".join(part.strip() for part in message.splitlines()))
         self.field = field
         self.value = value
         self.problem = problem
         self.remedy = remedy
+
+
+def _shown(value: object) -> str:
+    try:
+        shown = repr(value)
+    except Exception:  # an integer of 5000 digits, an object that cannot show itself
+        shown = f"<{type(value).__name__}>"
+    return shown if len(shown) <= 200 else shown[:197] + "..."
 
 
 def require(condition: bool, field: str, value: object, problem: str, remedy: str) -> None:
@@ -46,12 +54,27 @@ def require_integer(field: str, value: object) -> None:
 
 
 def require_number(field: str, value: object, remedy: str = "give a number") -> None:
-    """Refuse what is no finite real number: a text, True, NaN."""
-    real = isinstance(value, numbers.Real) and not isinstance(value, bool)
+    """Refuse what is no finite real number, or none that a float holds: a text, True, NaN."""
     require(
-        real and math.isfinite(cast(float, value)),
+        is_finite(value),
         field,
         value,
         "is not a finite number",
         remedy,
     )
+
+
+def is_finite(value: object) -> bool:
+    """True for a finite real number that a float can hold; a boolean is none."""
+    if not isinstance(value, numbers.Real) or isinstance(value, bool):
+        return False
+    try:
+        return math.isfinite(cast(float, value))
+    except OverflowError:  # an integer above 1.8e308
+        return False
+
+
+def is_list(value: object) -> bool:
+    """True for what has a length and members in their own right: no text, mapping or scalar."""
+    scalar = isinstance(value, str | bytes | bytearray | Mapping) or getattr(value, "ndim", 1) == 0
+    return isinstance(value, Collection) and not scalar

@@ -13,11 +13,12 @@ import numpy as np
 from jax.typing import DTypeLike
 
 from jspec import admission, decoding, randomness
+from jspec.checkpoints.assembly import checked_dtype
 from jspec.config import SpeculationConfig
 from jspec.decoding import Program
 from jspec.drafting import BoundDrafter
-from jspec.errors import require
-from jspec.model import Model
+from jspec.errors import is_list, require, require_integer
+from jspec.model import Model, require_model
 from jspec.readout import Clock, Reader, Sample, View
 from jspec.requests import Completion, Delta, Request
 from jspec.state import DecodeState
@@ -48,7 +49,7 @@ class Decoder:
         cache_dtype: of keys and values; None takes the target's `Model.cache_dtype`.
 
     Raises:
-        InputError: the settings contradict each other.
+        InputError: a setting is of the wrong kind, or settings contradict each other.
     """
 
     def __init__(
@@ -61,8 +62,16 @@ class Decoder:
         prefill_width: int = 128,
         cache_dtype: DTypeLike | None = None,
     ) -> None:
+        require_model("target", target)
         if speculation is None:
-            speculation = SpeculationConfig() if drafter else SpeculationConfig(gamma=0)
+            speculation = SpeculationConfig() if drafter is not None else SpeculationConfig(gamma=0)
+        require(
+            isinstance(speculation, SpeculationConfig),
+            "speculation",
+            speculation,
+            "is no SpeculationConfig",
+            "give jspec.SpeculationConfig(gamma=...)",
+        )
         require(
             drafter is None or isinstance(drafter, BoundDrafter),
             "drafter",
@@ -77,7 +86,9 @@ class Decoder:
             "asks for drafts but there is no drafter",
             "give a drafter, or gamma=0 for plain decoding",
         )
+        require_integer("batch_size", batch_size)
         require(batch_size >= 1, "batch_size", batch_size, "is below 1", "decode at least one row")
+        require_integer("prefill_width", prefill_width)
         require(
             prefill_width >= 1,
             "prefill_width",
@@ -90,7 +101,9 @@ class Decoder:
         self.speculation = speculation
         self.batch_size = batch_size
         self.prefill_width = prefill_width
-        self.cache_dtype = cache_dtype or target.cache_dtype
+        self.cache_dtype = (
+            target.cache_dtype if cache_dtype is None else checked_dtype(cache_dtype, "cache_dtype")
+        )
         self._program = Program(
             target=target.functions,
             drafter=self.drafter.drafter if self.drafter else None,
@@ -116,6 +129,13 @@ class Decoder:
         Raises:
             InputError: a request is not valid; its index is in the field's name.
         """
+        require(
+            on_progress is None or callable(on_progress),
+            "on_progress",
+            on_progress,
+            "is no function",
+            "give one of the number of finished samples, or None",
+        )
         done: dict[tuple[int, int], Completion] = {}
         for delta in self.stream(requests):
             if delta.completion is not None:
@@ -133,6 +153,13 @@ class Decoder:
         Raises:
             InputError: a request is not valid; its index is in the field's name.
         """
+        require(  # a generator would be used up by the checks
+            is_list(requests),
+            "requests",
+            requests,
+            "is no list",
+            "give a list of jspec.Request",
+        )
         for index, request in enumerate(requests):
             self.check(request, f"requests[{index}]")
         return self._stream(requests)

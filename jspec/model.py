@@ -12,7 +12,7 @@ from jax.typing import DTypeLike
 from jspec import checkpoints, hub
 from jspec.config import ModelConfig
 from jspec.drafting import BoundDrafter, draft_model
-from jspec.errors import InputError
+from jspec.errors import InputError, require
 from jspec.models.parameters import TransformerParams
 from jspec.models.transformer import Transformer
 from jspec.quantization import Weights
@@ -97,8 +97,10 @@ def draft_model_for(target: Model, drafter: Model) -> BoundDrafter:
     """Return a drafter that runs `drafter`, a model of the target's own vocabulary.
 
     Raises:
-        InputError: the two models' tokenizers differ.
+        InputError: one is no model, or the two models' tokenizers differ.
     """
+    require_model("target", target)
+    require_model("drafter", drafter)
     if target.tokenizer is not None and drafter.tokenizer is not None:
         ours, theirs = target.tokenizer.vocabulary(), drafter.tokenizer.vocabulary()
         if ours != theirs:
@@ -116,6 +118,12 @@ def early_exit_of(target: Model, layers: int) -> BoundDrafter:
     """Return a drafter that runs the target's first `layers` layers and its head.
 
     Raises:
-        InputError: `layers` is not below the target's number of layers.
+        InputError: `layers` is no integer below the target's number of layers.
     """
+    require_model("target", target)
     return draft_model.early_exit(target.config, target.params, layers)
+
+
+def require_model(field: str, value: object) -> None:
+    """Raise `InputError` unless `value` is a `Model`."""
+    require(isinstance(value, Model), field, value, "is no model", "give what jspec.load returns")

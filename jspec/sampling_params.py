@@ -8,12 +8,13 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, cast
 
-from jspec.errors import InputError, require, require_integer, require_number
+from jspec.errors import InputError, is_list, require, require_integer, require_number
 
 # Beyond about 8e37 the reciprocal of a float32 is flushed to 0, and -inf logits would turn to NaN.
 _MAX_TEMPERATURE = 1e37
 _MAX_TOP = 128
 _MAX_BAD_WORD = 32
+_MAX_SAMPLES = 1 << 16
 
 # What other engines take and this one refuses, with the reason.
 _REFUSED = {
@@ -106,6 +107,7 @@ class SamplingParams:
         self._check_transforms()
         self._check_lengths()
         self._check_outputs()
+        self._widen()
 
     @property
     def bias_pairs(self) -> tuple[tuple[int, float], ...]:
@@ -121,23 +123,27 @@ class SamplingParams:
             self._set("stop", (self.stop,))
         for field in ("stop", "stop_token_ids", "bad_words"):
             value = getattr(self, field)
-            require(
-                isinstance(value, Collection) and not isinstance(value, str | bytes | Mapping),
-                field,
-                value,
-                "is not a list",
-                "give a list",
-            )
+            require(is_list(value), field, value, "is not a list", "give a list")
         self._set("stop", tuple(self.stop))
         self._set("stop_token_ids", tuple(self.stop_token_ids))
         words = [tuple(word) if isinstance(word, list) else word for word in self.bad_words]
         self._set("bad_words", tuple(words))
         self._set("logit_bias", _pairs(self.logit_bias))
 
+    def _widen(self) -> None:
+        """Turn NumPy's integers into Python's: a prompt's length plus a uint8 would wrap around."""
+        for field in _COUNTS:
+            value = getattr(self, field)
+            if value is not None:
+                self._set(field, int(value))
+        self._set("stop_token_ids", tuple(map(int, self.stop_token_ids)))
+        words = [w if isinstance(w, str) else tuple(map(int, w)) for w in self.bad_words]
+        self._set("bad_words", tuple(words))
+
     def _check_transforms(self) -> None:
         require_number("temperature", self.temperature, "give 0 for greedy, or a positive number")
         require(
-            0 <= self.temperature <= _MAX_TEMPERATURE,
+            0 <= float(self.temperature) <= _MAX_TEMPERATURE,
             "temperature",
             self.temperature,
             f"is not a number in [0, {_MAX_TEMPERATURE:g}]",
@@ -199,6 +205,7 @@ class SamplingParams:
                 "is no text, or an empty one",
                 "give texts of at least one character",
             )
+            _require_unicode("stop", text)
         for token in self.stop_token_ids:
             _require_id("stop_token_ids", token)
         require(
@@ -216,7 +223,9 @@ class SamplingParams:
                 "is neither a text nor a list of ids, or is empty",
                 "give texts, or lists of token ids",
             )
-            if isinstance(word, tuple):
+            if isinstance(word, str):
+                _require_unicode("bad_words", word)
+            else:
                 for token in word:
                     _require_id("bad_words", token)
                 require_short_word(word, word)
@@ -234,7 +243,13 @@ class SamplingParams:
                     "ask for fewer of the most probable tokens",
                 )
         require_integer("n", self.n)
-        require(self.n >= 1, "n", self.n, "is below 1", "ask for at least one sample")
+        require(
+            1 <= self.n <= _MAX_SAMPLES,
+            "n",
+            self.n,
+            f"is outside 1..{_MAX_SAMPLES}",
+            "ask for at least one sample, or split many over several requests",
+        )
         require(
             self.n == 1 or self.temperature > 0,
             "n",
@@ -269,11 +284,17 @@ def _require_id(field: str, token: object) -> None:
     require(int(token) >= 0, field, token, "is negative", "give ids of the vocabulary")  # type: ignore[call-overload]
 
 
+def _require_unicode(field: str, text: str) -> None:
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        raise InputError(field, text, "is not valid Unicode", "remove lone surrogates") from None
+
+
 def _pairs(bias: Any) -> tuple[tuple[int, float], ...]:
     """Return a logit bias as pairs sorted by id; JSON's keys are texts."""
-    is_list = isinstance(bias, Collection) and not isinstance(bias, str | bytes | Mapping)
     require(
-        isinstance(bias, Mapping) or is_list,
+        isinstance(bias, Mapping) or is_list(bias),
         "logit_bias",
         bias,
         "is not a mapping from token ids to numbers",
@@ -296,9 +317,26 @@ def _pairs(bias: Any) -> tuple[tuple[int, float], ...]:
             "is outside [-10000, 10000]",
             "-100 forbids a token in practice; to forbid it for certain, use bad_words",
         )
-        require(token not in pairs, "logit_bias", token, "is given twice", "give an id once")
-        pairs[token] = float(value)
+        require(int(token) not in pairs, "logit_bias", token, "is given twice", "give an id once")
+        pairs[int(token)] = float(value)
     return tuple(sorted(pairs.items()))
+
+
+def refusal(name: str, value: object) -> InputError | None:
+    """Return the error for a parameter of other engines that is not supported; else None."""
+    if name not in _REFUSED:
+        return None
+    return InputError(
+        name,
+        value,
+        f"asks for {_REFUSED[name]}, which is not supported",
+        "leave it out; n samples of one prompt share its prefill",
+    )
+
+
+def renamed(name: str) -> str | None:
+    """Return the parameter that other engines call `name`, where its name is another; else None."""
+    return _ELSEWHERE.get(name)
 
 
 def from_mapping(values: Mapping[str, Any], base: SamplingParams | None = None) -> SamplingParams:
@@ -311,18 +349,22 @@ def from_mapping(values: Mapping[str, Any], base: SamplingParams | None = None) 
     Raises:
         InputError: a name is unknown, or a value is out of its range.
     """
+    require(
+        isinstance(values, Mapping),
+        "sampling",
+        values,
+        "is no object of parameters by name",
+        'give one, as {"temperature": 0.7}',
+    )
     names = [field.name for field in dataclasses.fields(SamplingParams)]
     for name in values:
         if name in names:
             continue
-        if name in _REFUSED:
-            raise InputError(
-                name,
-                values[name],
-                f"asks for {_REFUSED[name]}, which is not supported",
-                "leave it out; n samples of one prompt share its prefill",
-            )
-        close = _ELSEWHERE.get(name) or next(iter(difflib.get_close_matches(name, names, 1)), None)
+        require(isinstance(name, str), "parameter", name, "is no name", "give names as strings")
+        refused = refusal(name, values[name])
+        if refused is not None:
+            raise refused
+        close = renamed(name) or next(iter(difflib.get_close_matches(name, names, 1)), None)
         remedy = f"did you mean {close}?" if close else f"use one of {', '.join(names)}"
         raise InputError(name, values[name], "is no sampling parameter", remedy)
     given = {name: value for name, value in values.items() if value is not None}

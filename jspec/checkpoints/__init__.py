@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -12,7 +13,7 @@ from jspec.checkpoints import huggingface, huggingface_config
 from jspec.checkpoints.assembly import assemble
 from jspec.checkpoints.gguf_header import MAGIC, read_header
 from jspec.config import ModelConfig
-from jspec.errors import InputError
+from jspec.errors import InputError, require
 from jspec.models.parameters import TransformerParams
 from jspec.quantization import Weights, check_weights
 
@@ -83,6 +84,14 @@ def load(
 
         config, eos_token_ids = orbax.read_manifest(path)
         params = orbax.load_params(path, config, dtype, shardings, weights)
+    for token in eos_token_ids:
+        require(
+            0 <= token < 2**31,
+            "eos_token_id",
+            token,
+            "is no token id",
+            "use the files that were published with these weights",
+        )
     return Checkpoint(config, params, eos_token_ids)
 
 
@@ -135,11 +144,22 @@ def find(path: str | Path) -> tuple[Format, Path]:
     Raises:
         InputError: nothing there that can be loaded.
     """
+    require(isinstance(path, str | os.PathLike), "path", path, "is no path", "give a str or a Path")
     path = Path(path)
+    try:
+        return _find(path)
+    except OSError as error:
+        raise InputError(
+            "path", str(path), f"cannot be read ({error.strerror})", "check the path"
+        ) from None
+
+
+def _find(path: Path) -> tuple[Format, Path]:
     if path.is_dir():
         return _find_in_directory(path)
     if not path.exists():
         raise InputError("path", str(path), "does not exist", "check the spelling")
+    require(path.is_file(), "path", str(path), "is neither a file nor a directory", "give one")
     if path.suffix in huggingface.PICKLE_SUFFIXES:
         raise huggingface.pickle_refusal(path)
     if path.suffix == ".safetensors":

@@ -169,14 +169,18 @@ def assemble(
     return cast(TransformerParams, jax.tree.unflatten(treedef, values))
 
 
-def checked_dtype(dtype: DTypeLike) -> np.dtype[Any]:
+def checked_dtype(dtype: DTypeLike, field: str = "dtype") -> np.dtype[Any]:
     """Return `dtype` as a numpy dtype; raise `InputError` unless parameters can have it."""
     try:
         result: np.dtype[Any] = jnp.dtype(dtype)
-    except TypeError:
-        raise InputError("dtype", dtype, "is not a dtype", f"use one of {_DTYPES}") from None
+    except (TypeError, ValueError):
+        raise InputError(field, dtype, "is not a dtype", f"use one of {_DTYPES}") from None
     require(
-        result.name in _DTYPES, "dtype", result.name, "cannot hold weights", f"use one of {_DTYPES}"
+        result.name in _DTYPES,
+        field,
+        result.name,
+        "cannot hold weights, keys or values",
+        f"use one of {_DTYPES}",
     )
     return result
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from jspec.errors import require
+from jspec.errors import is_finite, require
 
 CHECK = "use the config.json that was published with the weights"
 
@@ -20,17 +20,18 @@ def integer(config: Mapping[str, Any], key: str, default: int | None = None) -> 
     return int(value)  # type: ignore[arg-type]
 
 
+def count(config: Mapping[str, Any], key: str, default: int | None = None) -> int:
+    """Return an integer of at least 1; see `integer`."""
+    value = integer(config, key, default)
+    require(1 <= value < 2**31, key, value, "is no size of a model", CHECK)
+    return value
+
+
 def number(config: Mapping[str, Any], key: str, default: float | None = None) -> float:
-    """Return a number; absent and null are `default`, and refused where that is None."""
+    """Return a finite number; absent and null are `default`, and refused where that is None."""
     value = config.get(key)
     value = default if value is None else value
-    require(
-        isinstance(value, int | float) and not isinstance(value, bool),
-        key,
-        value,
-        "is no number",
-        CHECK,
-    )
+    require(is_finite(value), key, value, "is no finite number", CHECK)
     return float(value)  # type: ignore[arg-type]
 
 

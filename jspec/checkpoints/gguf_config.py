@@ -11,8 +11,9 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+from gguf import GGMLQuantizationType
 
-from jspec.checkpoints.gguf import FREQUENCIES, dequantize
+from jspec.checkpoints.gguf import FREQUENCIES
 from jspec.checkpoints.gguf_header import GgufHeader
 from jspec.checkpoints.huggingface_rope import extended_context, yarn_attention_factor
 from jspec.config import ModelConfig, RopeConfig
@@ -36,6 +37,7 @@ _RECURRENT = (
     "rwkv6qwen2",
     "rwkv7",
 )
+_LARGEST = float(np.finfo(np.float32).max)
 _REMEDY = f"use a file of a supported architecture: {', '.join(SUPPORTED)}"
 _CHECK = "convert the model to GGUF again"
 # Layers of which the last sees all and the others have the window.
@@ -54,9 +56,9 @@ def read_config(header: GgufHeader) -> ModelConfig:
         InputError: a key is missing, or the file asks for something the model does not compute.
     """
     architecture = _supported_architecture(header.metadata)
-    num_heads = _integer(header, "attention.head_count")
-    hidden_size = _integer(header, "embedding_length")
-    head_dim = _integer(header, "attention.key_length", hidden_size // max(1, num_heads))
+    num_heads = _count(header, "attention.head_count")
+    hidden_size = _count(header, "embedding_length")
+    head_dim = _integer(header, "attention.key_length", hidden_size // num_heads)
     value_dim = _integer(header, "attention.value_length", head_dim)
     rotated = _integer(header, "rope.dimension_count", head_dim)
     for key, size in (("attention.value_length", value_dim), ("rope.dimension_count", rotated)):
@@ -67,11 +69,18 @@ def read_config(header: GgufHeader) -> ModelConfig:
             f"differs from the head size {head_dim}",
             _REMEDY,
         )
-    num_layers = _integer(header, "block_count")
+    num_layers = _count(header, "block_count")
+    require(  # before anything is built for so many
+        num_layers <= len(header.tensors),
+        f"{architecture}.block_count",
+        num_layers,
+        f"is more than the {len(header.tensors)} tensors that are stored",
+        _CHECK,
+    )
     embedding = header.tensors.get("token_embd.weight")
     if embedding is None:
         raise InputError("tensor", "token_embd.weight", "is missing", "fetch the file again")
-    max_context = _integer(header, "context_length")
+    max_context = _count(header, "context_length")
     fields: dict[str, Any] = {
         "rope": _rope(header, head_dim, max_context),
         "windows": _windows(header, architecture, num_layers, max_context),
@@ -83,10 +92,10 @@ def read_config(header: GgufHeader) -> ModelConfig:
         name=architecture,
         vocab_size=embedding.shape[0],
         hidden_size=hidden_size,
-        intermediate_size=_integer(header, "feed_forward_length"),
+        intermediate_size=_count(header, "feed_forward_length"),
         num_layers=num_layers,
         num_heads=num_heads,
-        num_kv_heads=_integer(header, "attention.head_count_kv", num_heads),
+        num_kv_heads=_count(header, "attention.head_count_kv", num_heads),
         head_dim=head_dim,
         max_context=extended_context(fields["rope"], max_context),
         norm_eps=_number(header, "attention.layer_norm_rms_epsilon"),
@@ -104,7 +113,8 @@ def read_eos_token_ids(header: GgufHeader) -> tuple[int, ...]:
         value = header.metadata.get(f"tokenizer.ggml.{key}")
         ids += value if isinstance(value, list) else [] if value is None else [value]
     for token in ids:
-        require(isinstance(token, int), "eos_token_id", token, "is not a token id", _CHECK)
+        fits = isinstance(token, int) and not isinstance(token, bool)
+        require(fits, "eos_token_id", token, "is not a token id", _CHECK)
     tokens = header.metadata.get("tokenizer.ggml.tokens")
     if isinstance(tokens, list) and _END_OF_TURN in tokens:
         ids.append(tokens.index(_END_OF_TURN))
@@ -136,14 +146,14 @@ def _gemma_fields(
 ) -> dict[str, Any]:
     scale_dim = head_dim
     if num_layers == _WIDE_SCALE[architecture]:
-        scale_dim = hidden_size // max(1, num_heads)
+        scale_dim = hidden_size // num_heads
     second = architecture == "gemma2"
     fields: dict[str, Any] = {
         "activation": "gelu_tanh",
         "norm_unit_offset": True,
         "post_norms": True,
         "embedding_scale": math.sqrt(hidden_size),
-        "attention_scale": None if scale_dim == head_dim else float(scale_dim) ** -0.5,
+        "attention_scale": None if scale_dim == head_dim else max(1, scale_dim) ** -0.5,
         "attention_softcap": _number(header, "attn_logit_softcapping", 50.0) if second else None,
         "logit_softcap": _number(header, "final_logit_softcapping", 30.0 if second else 0.0)
         or None,
@@ -182,8 +192,8 @@ def _windows(
             _CHECK,
         )
     else:
-        period = _integer(header, "attention.sliding_window_pattern", _PERIODS[architecture])
-        local = [(layer + 1) % max(1, period) != 0 for layer in range(num_layers)]
+        period = _count(header, "attention.sliding_window_pattern", _PERIODS[architecture])
+        local = [(layer + 1) % period != 0 for layer in range(num_layers)]
     return tuple(window if has_window else None for has_window in local)
 
 
@@ -214,10 +224,25 @@ def _rope(header: GgufHeader, head_dim: int, max_context: int) -> RopeConfig:
     )
     if frequencies is None:
         return RopeConfig(theta=theta)
+    require(
+        frequencies.shape == (head_dim // 2,) and frequencies.kind == GGMLQuantizationType.F32,
+        "tensor",
+        FREQUENCIES,
+        f"of shape {frequencies.shape} is stored as {frequencies.kind.name}, expected "
+        f"({head_dim // 2},) as F32",
+        _CHECK,
+    )
     with header.path.open("rb") as file:
         file.seek(frequencies.offset)
         raw = np.frombuffer(file.read(frequencies.num_bytes), np.uint8)
-    divisors = dequantize(raw.reshape(1, -1), frequencies).reshape(-1)
+    divisors = raw.view("<f4")
+    require(
+        bool(np.all((divisors > 0) & np.isfinite(divisors))),
+        "tensor",
+        FREQUENCIES,
+        "has entries that are no positive numbers",
+        _CHECK,
+    )
     return _llama3_rope(divisors, theta, head_dim)
 
 
@@ -259,7 +284,7 @@ def _llama3_rope(divisors: np.ndarray[Any, Any], theta: float, head_dim: int) ->
     smooth = np.clip(smooth, 0, 1)
     expected = 1 / ((1 - smooth) / rope.factor + smooth)
     require(
-        divisors.shape == expected.shape and np.allclose(divisors, expected, rtol=1e-4),
+        np.allclose(divisors, expected, rtol=1e-4),
         "tensor",
         FREQUENCIES,
         "is not Llama 3's scaling (low 1, high 4, original context 8192), the only one supported",
@@ -289,8 +314,22 @@ def _value(header: GgufHeader, key: str, default: float | None) -> Any:
 
 
 def _integer(header: GgufHeader, key: str, default: int | None = None) -> int:
-    return int(_value(header, key, default))
+    value = _value(header, key, default)
+    full = f"{header.metadata['general.architecture']}.{key}"
+    require(isinstance(value, int), full, value, "is no integer", _CHECK)
+    return int(value)
+
+
+def _count(header: GgufHeader, key: str, default: int | None = None) -> int:
+    value = _integer(header, key, default)
+    full = f"{header.metadata['general.architecture']}.{key}"
+    require(1 <= value < 2**31, full, value, "is no size of a model", _CHECK)
+    return value
 
 
 def _number(header: GgufHeader, key: str, default: float | None = None) -> float:
-    return _short(_value(header, key, default))
+    value = _value(header, key, default)
+    full = f"{header.metadata['general.architecture']}.{key}"
+    # Of float64 values, too, it is the float32 that counts.
+    require(abs(value) <= _LARGEST, full, value, "is no finite float32 number", _CHECK)
+    return _short(value)

@@ -79,7 +79,7 @@ def read_header(path: Path) -> GgufHeader:
         with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             try:
                 header = _parse(path, data)
-            except (struct.error, ValueError) as error:
+            except (struct.error, ValueError, KeyError, OverflowError) as error:
                 if isinstance(error, InputError):
                     raise
                 raise _broken(path, str(error)) from None

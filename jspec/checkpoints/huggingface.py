@@ -100,6 +100,10 @@ def _open(path: Path) -> Any:
             "is named by the index but does not exist",
             "fetch the checkpoint again, with all its files",
         ) from None
+    except (OSError, ValueError) as error:  # a directory, a name that is none
+        raise InputError(
+            "path", str(path), f"cannot be read ({error})", "fetch the file again"
+        ) from None
 
 
 def _shards(directory: Path) -> dict[Path, set[str] | None]:
@@ -120,7 +124,7 @@ def _shards(directory: Path) -> dict[Path, set[str] | None]:
         shards: dict[Path, set[str] | None] = {}
         for name, filename in (weight_map or {}).items():
             require(
-                Path(filename).name == filename,
+                Path(filename).name == filename and filename not in ("", ".."),
                 "weight_map",
                 filename,
                 "leaves the checkpoint's directory",

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from jspec.checkpoints.fields import CHECK, flag, integer, number
+from jspec.checkpoints.fields import CHECK, count, flag, integer, number
 from jspec.checkpoints.huggingface_families import FAMILIES, Family, family_fields
 from jspec.checkpoints.huggingface_rope import extended_context
 from jspec.config import ModelConfig
@@ -55,13 +55,13 @@ def read_config(directory: Path) -> ModelConfig:
         config = dict(text or {}) | {"architectures": architectures}
     family = _supported_family(config)
     config = {**family.defaults, **config}
-    num_heads = integer(config, "num_attention_heads")
-    hidden_size = integer(config, "hidden_size")
-    max_context = integer(config, "max_position_embeddings")
+    num_heads = count(config, "num_attention_heads")
+    hidden_size = count(config, "hidden_size")
+    max_context = count(config, "max_position_embeddings")
     head_dim = integer(config, "head_dim", 0)
     if not head_dim:
         require(
-            num_heads > 0 and hidden_size % num_heads == 0,
+            hidden_size % num_heads == 0,
             "num_attention_heads",
             num_heads,
             f"does not divide hidden_size ({hidden_size}), and head_dim is not given",
@@ -74,12 +74,12 @@ def read_config(directory: Path) -> ModelConfig:
     }
     return ModelConfig(
         name=family.name,
-        vocab_size=integer(config, "vocab_size"),
+        vocab_size=count(config, "vocab_size"),
         hidden_size=hidden_size,
-        intermediate_size=integer(config, "intermediate_size"),
-        num_layers=integer(config, "num_hidden_layers"),
+        intermediate_size=count(config, "intermediate_size"),
+        num_layers=count(config, "num_hidden_layers"),
         num_heads=num_heads,
-        num_kv_heads=integer(config, "num_key_value_heads", num_heads),
+        num_kv_heads=count(config, "num_key_value_heads", num_heads),
         head_dim=head_dim,
         max_context=extended_context(fields["rope"], max_context),
         norm_eps=number(config, "rms_norm_eps", 1e-6),
@@ -91,7 +91,9 @@ def read_config(directory: Path) -> ModelConfig:
 def is_text_part(config: Mapping[str, Any]) -> bool:
     """True where the model to load is the text part of a multimodal checkpoint."""
     names = config.get("architectures")
-    return isinstance(names, list) and bool(names) and names[0] in _TEXT_PARTS
+    if not isinstance(names, list) or not names or not isinstance(names[0], str):
+        return False
+    return names[0] in _TEXT_PARTS
 
 
 def read_eos_token_ids(directory: Path) -> tuple[int, ...]:
@@ -126,7 +128,11 @@ def read_json(path: Path) -> dict[str, Any]:
         raise InputError(
             "path", str(path), "does not exist", "fetch the checkpoint again, with all its files"
         ) from None
-    except ValueError as error:  # JSON and UTF-8 errors alike
+    except OSError as error:
+        raise InputError(
+            "path", str(path), f"cannot be read ({error.strerror})", "check the file"
+        ) from None
+    except (ValueError, RecursionError) as error:  # JSON and UTF-8 errors, absurd nesting
         raise InputError(
             "path", str(path), f"is not valid JSON ({error})", "fetch the file again"
         ) from None
@@ -139,6 +145,13 @@ def _supported_family(config: Mapping[str, Any]) -> Family:
     """Return the family, or raise with the most specific reason there is."""
     names = config.get("architectures") or [None]
     architecture = names[0] if isinstance(names, list) else names
+    require(
+        architecture is None or isinstance(architecture, str),
+        "architectures",
+        names,
+        "is no list of names",
+        CHECK,
+    )
     model_type = config.get("model_type")
     quantization = config.get("quantization_config")
     if quantization:

@@ -11,12 +11,13 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from jspec.checkpoints.fields import CHECK, flag, integer, number
+from jspec.checkpoints.fields import CHECK, count, flag, integer, number
 from jspec.checkpoints.huggingface_rope import LOCAL, layer_ropes
 from jspec.errors import require
 
 _FULL = "full_attention"
 _LAYER_TYPES = (LOCAL, _FULL)
+_MOST_LAYERS = 10_000
 _NO_WINDOWS = "use a checkpoint without sliding windows"
 _QWEN = {"max_position_embeddings": 32768, "sliding_window": 4096, "max_window_layers": 28}
 _GEMMA = {
@@ -38,7 +39,7 @@ def _layers_from_a_first(config: Mapping[str, Any], layer: int) -> bool:
 
 def _all_but_the_last_of(period: int) -> Callable[[Mapping[str, Any], int], bool]:
     def is_local(config: Mapping[str, Any], layer: int) -> bool:
-        return (layer + 1) % integer(config, "sliding_window_pattern", period) != 0
+        return (layer + 1) % count(config, "sliding_window_pattern", period) != 0
 
     return is_local
 
@@ -164,7 +165,10 @@ def _gemma_fields(config: Mapping[str, Any]) -> dict[str, Any]:
 
 def _windows(family: Family, config: Mapping[str, Any], max_context: int) -> tuple[int | None, ...]:
     """Return each layer's window as transformers derives it; () where no layer has one."""
-    layers = integer(config, "num_hidden_layers")
+    layers = count(config, "num_hidden_layers")
+    require(  # before anything is built for so many
+        layers <= _MOST_LAYERS, "num_hidden_layers", layers, f"is above {_MOST_LAYERS}", CHECK
+    )
     window = integer(config, "sliding_window", 0)
     if not flag(config, "use_sliding_window", family.is_local is not _layers_from_a_first):
         window = 0

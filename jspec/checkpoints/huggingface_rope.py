@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from jspec.checkpoints.fields import CHECK, integer, number
+from jspec.checkpoints.fields import CHECK, count, number
 from jspec.config import RopeConfig
 from jspec.errors import InputError, require
 
@@ -68,7 +68,7 @@ def _rope(config: Mapping[str, Any], scaling: Any, max_context: int) -> RopeConf
     factor = number(scaling, "factor") if kind in ("linear", "llama3", "yarn") else 1.0
     if kind == "linear":
         return RopeConfig(theta=theta, scaling="linear", factor=factor)
-    context = integer(scaling, "original_max_position_embeddings", max_context)
+    context = count(scaling, "original_max_position_embeddings", max_context)
     if kind == "llama3":
         return RopeConfig(
             theta=theta,

@@ -20,7 +20,7 @@ from jax.typing import DTypeLike
 from jspec.checkpoints.assembly import checked_dtype, placements_of
 from jspec.checkpoints.huggingface_config import read_json
 from jspec.config import ModelConfig, RopeConfig
-from jspec.errors import InputError, require
+from jspec.errors import InputError, require, require_integer
 from jspec.models.parameters import TransformerParams, abstract, named
 from jspec.quantization import (
     Weights,
@@ -97,16 +97,19 @@ def read_manifest(directory: Path) -> tuple[ModelConfig, tuple[int, ...]]:
         "read it with the version that wrote it",
     )
     try:
-        fields = dict(manifest["config"])
+        fields = {**manifest["config"]}
         fields["rope"] = RopeConfig(**fields["rope"])
         fields["windows"] = tuple(fields.get("windows", ()))
         local_rope = fields.get("local_rope")
         fields["local_rope"] = None if local_rope is None else RopeConfig(**local_rope)
-        return ModelConfig(**fields), tuple(int(token) for token in manifest["eos_token_ids"])
+        config, eos_token_ids = ModelConfig(**fields), tuple(manifest["eos_token_ids"])
     except (KeyError, TypeError) as error:
         raise InputError(
             "path", str(path), f"is incomplete ({error})", "read it with the version that wrote it"
         ) from None
+    for token in eos_token_ids:
+        require_integer("eos_token_ids", token)
+    return config, eos_token_ids
 
 
 def load_params(
@@ -126,12 +129,9 @@ def load_params(
     )
     checked = checked_dtype(dtype)
     try:
-        stored = ocp.metadata(path).metadata
-    except (OSError, ValueError) as error:
-        raise InputError(
-            "path", str(path), f"is no Orbax checkpoint ({error})", "copy it again"
-        ) from None
-    shapes = _stored_shapes(stored)
+        shapes = _stored_shapes(ocp.metadata(path).metadata)
+    except Exception as error:  # of a damaged file Orbax and TensorStore raise anything
+        raise _broken(path, error) from None
     stored_weights: Weights = "int8" if "embedding.values" in shapes else "same"
     wanted = abstract(config, checked, stored_weights)
     _check_shapes(shapes, wanted)
@@ -165,7 +165,20 @@ def _read(path: Path, wanted: TransformerParams, placements: list[Any]) -> Trans
         else jax.tree.map(placed, tensor, placement)
         for tensor, placement in zip(tensors, placements, strict=True)
     ]
-    return cast(TransformerParams, ocp.load(path, jax.tree.unflatten(treedef, targets)))
+    try:
+        return cast(TransformerParams, ocp.load(path, jax.tree.unflatten(treedef, targets)))
+    except jax.errors.JaxRuntimeError:  # the device, as when its memory is full
+        raise
+    except Exception as error:
+        raise _broken(path, error) from None
+
+
+def _broken(path: Path, error: Exception) -> InputError:
+    reason = " ".join(str(error).split())
+    reason = reason if len(reason) <= 200 else f"{reason[:197]}..."
+    return InputError(
+        "path", str(path), f"is no Orbax checkpoint, or damaged ({reason})", "copy it again"
+    )
 
 
 def check_tree(config: ModelConfig, params: TransformerParams) -> None:

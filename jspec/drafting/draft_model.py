@@ -18,7 +18,7 @@ from jspec.cache import KVCache
 from jspec.config import ModelConfig
 from jspec.drafting import BoundDrafter
 from jspec.drafting.protocol import Context, Dense, Outcome, Proposal
-from jspec.errors import require
+from jspec.errors import require, require_integer
 from jspec.models.parameters import TransformerParams
 from jspec.models.transformer import Transformer
 from jspec.randomness import Purpose
@@ -162,6 +162,7 @@ def early_exit(config: ModelConfig, params: TransformerParams, layers: int) -> B
     Raises:
         InputError: `layers` is out of range.
     """
+    require_integer("layers", layers)
     require(
         1 <= layers < config.num_layers,
         "layers",

@@ -14,7 +14,9 @@ from jspec import trees
 from jspec.drafting import BoundDrafter
 from jspec.drafting.protocol import Context, PointMass, Proposal
 from jspec.drafting.stateless import StatelessDrafter
-from jspec.errors import require
+from jspec.errors import require, require_integer
+
+_MAX_N = 128
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,6 +32,8 @@ class NGramDrafter(StatelessDrafter):
     min_n: int = 2
 
     def __post_init__(self) -> None:
+        require_integer("min_n", self.min_n)
+        require_integer("max_n", self.max_n)
         require(self.min_n >= 1, "min_n", self.min_n, "is below 1", "match at least one token")
         require(
             self.max_n >= self.min_n,
@@ -37,6 +41,13 @@ class NGramDrafter(StatelessDrafter):
             self.max_n,
             f"is below min_n ({self.min_n})",
             "give max_n >= min_n",
+        )
+        require(  # the program grows with it
+            self.max_n <= _MAX_N,
+            "max_n",
+            self.max_n,
+            f"is above {_MAX_N}",
+            "look up shorter suffixes; the longest match wins anyway",
         )
 
     def propose(
@@ -83,5 +94,8 @@ def ngram(max_n: int = 3, min_n: int = 2) -> BoundDrafter:
     Args:
         max_n: longest suffix looked up.
         min_n: shortest suffix that counts as a match.
+
+    Raises:
+        InputError: a length is no integer or out of its range.
     """
     return BoundDrafter(f"ngram-{min_n}-{max_n}", NGramDrafter(max_n, min_n))

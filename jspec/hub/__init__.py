@@ -43,8 +43,20 @@ def locate(name: str | Path) -> Path:
     Raises:
         InputError: no such path, the default model is not fetched, or the download failed.
     """
-    path = Path(name).expanduser()
-    if path.exists():
+    require(
+        isinstance(name, str | os.PathLike) and str(name) != "",
+        "model",
+        name,
+        "names no model",
+        f"give a path, a Hugging Face id organisation/name, or {ALIASES[0]}",
+    )
+    try:
+        path = Path(name).expanduser()
+        found = path.exists()
+    except (OSError, RuntimeError) as error:  # a name too long for a path, an unknown ~user
+        problem = getattr(error, "strerror", None) or error
+        raise InputError("model", str(name), f"is no path ({problem})", "check it") from None
+    if found:
         return path
     if str(name) in ALIASES:
         return _locate_default()

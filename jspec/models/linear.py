@@ -1,12 +1,14 @@
 """Products of weights and activations, and what XLA needs to compute them well.
 
 Weights are stored (out, in), activations are [in, rows]; see `jspec.models.transformer`. A weight
-is an array of the activations' dtype or an `Int8Matrix`, whose activations are quantised here.
+is an array of the activations' dtype, or an `Int8Matrix`, for which activations are split into two
+int8 digits here.
 
 In float32 XLA:CPU is fastest at `W @ x`. Its 16-bit and 8-bit products want the activations first,
 `x^T W^T`, and two rows at least: a single row becomes a product of vectors, for which all weights
-are converted to 32 bits in every call. So one row is padded to two; XLA does not undo it. Which of
-the two is compiled depends on the platform that is compiled for.
+are converted to 32 bits in every call. So one row is padded to two, which XLA does not undo (the
+two digits are two rows anyway). Which of the two is compiled depends on the platform that is
+compiled for.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
-from jspec.quantization import Int8Matrix, quantize_rows
+from jspec.quantization import DIGIT, Int8Matrix, two_digits
 
 Weight = jax.Array | Int8Matrix
 
@@ -28,7 +30,7 @@ def matmul(weight: Weight, x: jax.Array) -> jax.Array:
         x: [in, rows].
 
     Returns:
-        [out, rows] in x's dtype, accumulated in float32, or in int32 and scaled in float32.
+        [out, rows] in x's dtype; accumulated in float32, with an `Int8Matrix` exactly in int32.
     """
     return _product(weight, x, rows_first=False).astype(x.dtype)
 
@@ -50,12 +52,14 @@ def _product(weight: Weight, x: jax.Array, rows_first: bool) -> jax.Array:
     """Return the float32 product, [rows, out] if `rows_first`, else [out, rows]."""
     if not isinstance(weight, Int8Matrix):
         return _dot(weight.reshape(-1, weight.shape[-1]), x, rows_first)
-    values, scales = quantize_rows(x.T)
-    sums = _dot(weight.values.reshape(-1, weight.values.shape[-1]), values.T, rows_first)
-    of_outputs, of_rows = weight.scales.reshape(-1), scales
+    values, of_outputs = weight.values.reshape(-1, x.shape[0]), weight.scales.reshape(-1)
+    digits, of_rows = two_digits(x.T)
+    sums = _dot(values, digits.T, rows_first).astype(jnp.float32)
+    high, low = jnp.split(sums, 2, axis=0 if rows_first else 1)
+    sums = high + low * jnp.float32(1 / DIGIT)
     if rows_first:
-        return sums.astype(jnp.float32) * of_rows[:, None] * of_outputs[None, :]
-    return sums.astype(jnp.float32) * of_rows[None, :] * of_outputs[:, None]
+        return sums * of_rows[:, None] * of_outputs[None, :]
+    return sums * of_rows[None, :] * of_outputs[:, None]
 
 
 def _dot(weight: jax.Array, x: jax.Array, rows_first: bool) -> jax.Array:

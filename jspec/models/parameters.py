@@ -145,9 +145,7 @@ def is_spec(node: object) -> bool:
     return isinstance(node, TensorSpec)
 
 
-def abstract(
-    config: ModelConfig, dtype: DTypeLike, weights: Weights = "same"
-) -> TransformerParams:
+def abstract(config: ModelConfig, dtype: DTypeLike, weights: Weights = "same") -> TransformerParams:
     """Return `declare(config, weights)` as `jax.ShapeDtypeStruct` leaves.
 
     Args:
@@ -159,9 +157,7 @@ def abstract(
     def struct(spec: TensorSpec) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(spec.shape, dtype if spec.dtype is None else spec.dtype)
 
-    return cast(
-        TransformerParams, jax.tree.map(struct, declare(config, weights), is_leaf=is_spec)
-    )
+    return cast(TransformerParams, jax.tree.map(struct, declare(config, weights), is_leaf=is_spec))
 
 
 def named(tree: TransformerParams) -> Mapping[str, Any]:

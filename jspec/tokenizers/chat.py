@@ -85,7 +85,8 @@ def _compiled(template: str) -> jinja2.Template:
     """Compile, once for all the prompts of a job."""
     try:
         return _environment().from_string(template)
-    except jinja2.TemplateSyntaxError as error:
+    # A text nested too deeply for the parser is no template either.
+    except (jinja2.TemplateSyntaxError, RecursionError) as error:
         raise InputError(
             "chat_template", template, f"is not valid Jinja ({error})", "fix the checkpoint's file"
         ) from None

@@ -49,7 +49,7 @@ def build(metadata: Mapping[str, Any]) -> Backend:
     """
     model = metadata.get("tokenizer.ggml.model")
     metadata = _without_padding(metadata)
-    tokens = _list(metadata, "tokens")
+    tokens = _list(metadata, "tokens", str)
     if model == "gpt2":
         backend = _byte_level(metadata, tokens)
     elif model == "llama":
@@ -81,7 +81,7 @@ def build(metadata: Mapping[str, Any]) -> Backend:
 
 def _without_padding(metadata: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the metadata without the last tokens that stand for no text and are never made."""
-    tokens = _list(metadata, "tokens")
+    tokens = _list(metadata, "tokens", str)
     types = _types(metadata, tokens)
     size = len(tokens)
     while size and types[size - 1] == _UNUSED and _PADDING.fullmatch(tokens[size - 1]):
@@ -93,7 +93,7 @@ def _without_padding(metadata: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def special_tokens(metadata: Mapping[str, Any]) -> dict[str, str]:
     """Return the variables bos_token, eos_token, unk_token and pad_token, where defined."""
-    tokens = _list(metadata, "tokens")
+    tokens = _list(metadata, "tokens", str)
     names = {"bos": "bos", "eos": "eos", "unknown": "unk", "padding": "pad"}
     found = {short: _token(metadata, tokens, long) for long, short in names.items()}
     return {f"{name}_token": token for name, token in found.items() if token is not None}
@@ -102,13 +102,13 @@ def special_tokens(metadata: Mapping[str, Any]) -> dict[str, str]:
 def _byte_level(metadata: Mapping[str, Any], tokens: list[str]) -> Backend:
     kind = metadata.get("tokenizer.ggml.pre", "default")
     require(
-        kind in _PATTERNS,
+        isinstance(kind, str) and kind in _PATTERNS,
         "tokenizer.ggml.pre",
         kind,
         "is not supported",
         f"use a file with one of {', '.join(_PATTERNS)}",
     )
-    merges = [tuple(merge.split(" ", 1)) for merge in _list(metadata, "merges")]
+    merges = [tuple(merge.split(" ", 1)) for merge in _list(metadata, "merges", str)]
     backend = _bpe(tokens, merges, ignore_merges=kind == "llama-bpe")
     if kind == "qwen2":
         backend.normalizer = normalizers.NFC()
@@ -120,7 +120,7 @@ def _byte_level(metadata: Mapping[str, Any], tokens: list[str]) -> Backend:
 
 
 def _sentencepiece(metadata: Mapping[str, Any], tokens: list[str]) -> Backend:
-    scores = _list(metadata, "scores")
+    scores = _list(metadata, "scores", float)
     types = _types(metadata, tokens)
     require(
         len(scores) == len(tokens), "tokenizer.ggml.scores", len(scores), "is no full list", _CHECK
@@ -185,21 +185,32 @@ def _add_sequence_ends(backend: Backend, metadata: Mapping[str, Any], tokens: li
     if bos is None and eos is None:
         return
     wanted = [token for token in (bos, eos) if token is not None]
-    backend.post_processor = processors.TemplateProcessing(
-        single=[*([bos] if bos else []), "$A", *([eos] if eos else [])],
-        special_tokens=[(token, tokens.index(token)) for token in dict.fromkeys(wanted)],
-    )
+    try:
+        backend.post_processor = processors.TemplateProcessing(
+            single=[*([bos] if bos else []), "$A", *([eos] if eos else [])],
+            special_tokens=[(token, tokens.index(token)) for token in dict.fromkeys(wanted)],
+        )
+    except ValueError as error:
+        raise InputError(
+            "tokenizer.ggml.bos_token_id", wanted, f"cannot begin or end a text ({error})", _CHECK
+        ) from None
 
 
-def _list(metadata: Mapping[str, Any], key: str) -> list[Any]:
-    value = metadata.get(f"tokenizer.ggml.{key}")
-    if not isinstance(value, list):
-        raise InputError(f"tokenizer.ggml.{key}", value, "is missing", _CHECK)
-    return value
+def _list(metadata: Mapping[str, Any], key: str, kind: type) -> list[Any]:
+    full = f"tokenizer.ggml.{key}"
+    value = metadata.get(full)
+    require(value is not None, full, value, "is missing", _CHECK)
+    # The entries of a file's list are of one type.
+    fits = isinstance(value, list) and all(isinstance(entry, kind) for entry in value[:1])
+    require(fits, full, value, f"is no list of {kind.__name__}", _CHECK)
+    entries: list[Any] = value  # type: ignore[assignment]
+    return entries
 
 
 def _types(metadata: Mapping[str, Any], tokens: list[str]) -> list[int]:
-    types = metadata.get("tokenizer.ggml.token_type") or [1] * len(tokens)
+    if metadata.get("tokenizer.ggml.token_type") is None:
+        return [1] * len(tokens)
+    types = _list(metadata, "token_type", int)
     require(
         len(types) == len(tokens),
         "tokenizer.ggml.token_type",
@@ -207,7 +218,7 @@ def _types(metadata: Mapping[str, Any], tokens: list[str]) -> list[int]:
         "is no full list",
         _CHECK,
     )
-    return list(types)
+    return types
 
 
 def _token(metadata: Mapping[str, Any], tokens: list[str], name: str) -> str | None:
@@ -215,5 +226,6 @@ def _token(metadata: Mapping[str, Any], tokens: list[str], name: str) -> str | N
     index = metadata.get(key)
     if index is None:
         return None
-    require(0 <= index < len(tokens), key, index, f"is no id of {len(tokens)} tokens", _CHECK)
+    fits = isinstance(index, int) and 0 <= index < len(tokens)
+    require(fits, key, index, f"is no id of {len(tokens)} tokens", _CHECK)
     return str(tokens[index])

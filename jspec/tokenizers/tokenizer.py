@@ -177,7 +177,7 @@ class Tokenizer:
             from_gguf.build(header.metadata),
             special_tokens=from_gguf.special_tokens(header.metadata),
             eos_token_ids=read_gguf_eos_token_ids(header),
-            chat_template=header.metadata.get("tokenizer.chat_template"),
+            chat_template=_text(header.metadata.get("tokenizer.chat_template")),
         )
 
     @classmethod
@@ -215,19 +215,33 @@ def _template(directory: Path, config: Mapping[str, Any]) -> str | None:
     """chat_template.jinja goes before the entry of tokenizer_config.json."""
     path = directory / _TEMPLATE_FILE
     if path.exists():
-        return path.read_text(encoding="utf-8")
+        try:
+            return path.read_text(encoding="utf-8")
+        except (OSError, ValueError) as error:
+            raise InputError(
+                "chat_template", str(path), f"cannot be read ({error})", "fetch the file again"
+            ) from None
     template = config.get("chat_template")
     if isinstance(template, list):  # several, by name
-        named = {entry.get("name"): entry.get("template") for entry in template}
-        template = named.get("default")
-    require(
-        template is None or isinstance(template, str),
-        "chat_template",
-        template,
-        "is no text",
-        "fetch tokenizer_config.json again",
+        entries = [entry for entry in template if isinstance(entry, dict)]
+        require(
+            len(entries) == len(template),
+            "chat_template",
+            template,
+            "is no list of named templates",
+            "fetch tokenizer_config.json again",
+        )
+        default = [entry.get("template") for entry in entries if entry.get("name") == "default"]
+        template = default[0] if default else None
+    return _text(template)
+
+
+def _text(template: object) -> str | None:
+    if template is None or isinstance(template, str):
+        return template
+    raise InputError(
+        "chat_template", template, "is no text", "fetch the checkpoint's template again"
     )
-    return template
 
 
 def _write_json(path: Path, value: Mapping[str, Any]) -> None:

@@ -6,6 +6,8 @@ import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import jspec
@@ -92,6 +94,28 @@ def test_counts_beyond_int32_mean_no_limit() -> None:
         for k in (2**40, 0)
     )
     assert huge[0].token_ids == none[0].token_ids
+
+
+def test_a_minimum_beyond_int32_holds_back_every_stop() -> None:
+    stopping = dataclasses.replace(TARGET, eos_token_ids=tuple(range(30)))
+    sampling = jspec.SamplingParams(max_new_tokens=10**400, min_new_tokens=10**400)
+    (completion,) = jspec.generate(stopping, [[1, 2, 3]], sampling=sampling)
+    assert completion.finish_reason == "length"
+    assert len(completion.token_ids) == TARGET.config.max_context - 3
+
+
+def test_log_probabilities_of_the_whole_vocabulary() -> None:
+    sampling = jspec.SamplingParams(max_new_tokens=1, logprobs=61)  # no power of two
+    (completion,) = jspec.generate(TARGET, [[1, 2, 3]], sampling=sampling)
+    assert completion.logprobs is not None
+    assert {token for token, _ in completion.logprobs[0].top_raw} == set(range(61))
+
+
+def test_arrays_of_ids_are_prompts() -> None:
+    for array in (np.array([3, 4, 5]), np.array([3, 4, 5], np.uint8), jnp.array([3, 4, 5])):
+        ids = jspec.to_token_ids(TARGET, array)
+        assert ids == (3, 4, 5)
+        assert {type(token) for token in ids} == {int}
 
 
 def test_one_string_is_not_a_list_of_prompts() -> None:

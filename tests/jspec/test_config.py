@@ -62,6 +62,10 @@ def test_integers_of_numpy_are_integers() -> None:
     given: dict[str, Any] = {"top_k": np.int64(3), "seed": np.uint64(2**64 - 1)}
     params = SamplingParams(**given)
     assert (params.top_k, params.seed) == (3, 2**64 - 1)
+    assert {type(params.top_k), type(params.seed)} == {int}
+    narrow: dict[str, Any] = {"max_new_tokens": np.uint8(200), "stop_token_ids": [np.int8(100)]}
+    assert 100 + SamplingParams(**narrow).max_new_tokens == 300
+    assert 100 + SamplingParams(**narrow).stop_token_ids[0] == 200
 
 
 @pytest.mark.parametrize(

@@ -296,7 +296,10 @@ def test_windows(
         (GEMMA2 | {"use_bidirectional_attention": True}, "use_bidirectional_attention=True"),
         (GEMMA2 | {"hidden_activation": "gelu"}, "hidden_activation='gelu' is not supported"),
         (GEMMA2 | {"query_pre_attn_scalar": 0}, "query_pre_attn_scalar=0.0 is not positive"),
-        (GEMMA2 | {"attn_logit_softcapping": "x"}, "attn_logit_softcapping='x' is no number"),
+        (
+            GEMMA2 | {"attn_logit_softcapping": "x"},
+            "attn_logit_softcapping='x' is no finite number",
+        ),
         (GEMMA3 | {"text_config": None}, "text_config=None is no object"),
         (GEMMA2 | {"layer_types": ["chunked_attention"] * 26}, "layer_types='chunked_attention'"),
         (GEMMA2 | {"layer_types": ["full_attention"]}, "does not name 26 layers"),
