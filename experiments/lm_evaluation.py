@@ -98,6 +98,12 @@ class JspecLM(TemplateLM):  # type: ignore[misc]
         return next(iter(self.decoder.target.eos_token_ids), 0)
 
     @property
+    def prefix_token_id(self) -> int:
+        """Stands before a text without context: beginning of sequence, else end of sequence."""
+        begin = self._encode.bos_token_id
+        return self.eot_token_id if begin is None else begin
+
+    @property
     def max_length(self) -> int:
         """The longest sequence, in tokens."""
         return self.decoder.target.config.max_context
@@ -114,16 +120,42 @@ class JspecLM(TemplateLM):  # type: ignore[misc]
     def apply_chat_template(
         self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True
     ) -> str:
-        """Return the conversation as the model's own template renders it."""
-        return self._encode.apply_chat_template(
+        """Return the conversation as the model's own template renders it.
+
+        Without a generation prompt the last message is one that the model is to continue, so the
+        text ends with its content.
+
+        Raises:
+            InputError: the template changes the last message, so it cannot be continued.
+        """
+        text = self._encode.apply_chat_template(
             chat_history, add_generation_prompt=add_generation_prompt
+        )
+        if add_generation_prompt:
+            return text
+        last = chat_history[-1]["content"]
+        for part in (last, last.strip()):  # templates strip
+            if part and part in text:
+                return text[: text.rfind(part) + len(part)]
+        raise InputError(
+            "messages",
+            last,
+            "is changed by the chat template, so it cannot be continued",
+            "evaluate without --apply_chat_template",
         )
 
     def tok_encode(
         self, string: str, add_special_tokens: bool | None = None, **kwargs: Any
     ) -> list[int]:
-        """Return token ids, without special tokens unless asked for."""
-        return self._encode.encode(string, add_special_tokens=bool(add_special_tokens))
+        """Return token ids, by default with what the tokenizer itself puts before a text.
+
+        A text that begins with it already, as templates write it, gets no second one.
+        """
+        plain = self._encode.encode(string)
+        if add_special_tokens is None:
+            begin = self._encode.bos_token_id
+            add_special_tokens = begin is None or plain[:1] != [begin]
+        return self._encode.encode(string, add_special_tokens=True) if add_special_tokens else plain
 
     def _loglikelihood_tokens(
         self, requests: Sequence[Scored], disable_tqdm: bool = False, **kwargs: Any
@@ -169,12 +201,25 @@ class JspecLM(TemplateLM):  # type: ignore[misc]
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
         """Return generated texts, cut before a task's stop texts."""
-        asked = []
+        if not requests:
+            return []
+        asked, cut = [], 0
         for index, request in enumerate(requests):
             context, given = request.args
             params = self._params(given, index)
-            room = max(self.max_length - params.max_new_tokens, 1)
-            asked.append(Request(tuple(self.tok_encode(context)[-room:]), params))
+            ids = self.tok_encode(context) or [self.prefix_token_id]
+            room = self.max_length - params.max_new_tokens
+            require(
+                room > 0,
+                "max_gen_toks",
+                params.max_new_tokens,
+                f"leaves no room for a prompt in the model's context of {self.max_length}",
+                "give a smaller one by --gen_kwargs=max_gen_toks=N",
+            )
+            cut += len(ids) > room
+            asked.append(Request(tuple(ids[-room:]), params))
+        if cut:
+            _LOG.warning("jspec: %d prompts were cut at their start to fit the context", cut)
         done = self._run(asked, "Generating", disable_tqdm)
         self.completions += done
         counts = metrics.total([completion.counts for completion in done])
@@ -191,7 +236,9 @@ class JspecLM(TemplateLM):  # type: ignore[misc]
 
     def _params(self, given: dict[str, Any], index: int) -> jspec.SamplingParams:
         kwargs = dict(normalize_gen_kwargs(given, self._max_gen_toks))
-        kwargs.pop("do_sample", None)  # it has set the temperature to 0, or left it
+        # It has set the temperature to 0 unless a task samples; whose default is transformers'.
+        if kwargs.pop("do_sample", False):
+            kwargs.setdefault("temperature", 1.0)
         stop = [text for text in kwargs.pop("until", []) if text]
         most = kwargs.pop("max_gen_toks")
         own = {"max_new_tokens": most, "stop": stop, "seed": self._seed + index}

@@ -306,7 +306,8 @@ def _pairs(bias: Any) -> tuple[tuple[int, float], ...]:
         pair = isinstance(item, tuple | list) and len(item) == 2
         require(pair, "logit_bias", item, "is not an id and its bias", 'give {"token id": bias}')
         token, value = item
-        if isinstance(token, str) and token.isdecimal() and token.isascii():
+        # More digits than any id has would be refused by int() itself.
+        if isinstance(token, str) and token.isdecimal() and token.isascii() and len(token) < 20:
             token = int(token)
         _require_id("logit_bias", token)
         require_number("logit_bias", value)
@@ -323,8 +324,12 @@ def _pairs(bias: Any) -> tuple[tuple[int, float], ...]:
 
 
 def refusal(name: str, value: object) -> InputError | None:
-    """Return the error for a parameter of other engines that is not supported; else None."""
-    if name not in _REFUSED:
+    """Return the error for a parameter of other engines that is not supported; else None.
+
+    A value that asks for nothing (null, false, one beam) is not refused.
+    """
+    nothing = value is None or value is False or (value is not True and value in (1, "1"))
+    if name not in _REFUSED or nothing:
         return None
     return InputError(
         name,
@@ -361,13 +366,15 @@ def from_mapping(values: Mapping[str, Any], base: SamplingParams | None = None) 
         if name in names:
             continue
         require(isinstance(name, str), "parameter", name, "is no name", "give names as strings")
-        refused = refusal(name, values[name])
-        if refused is not None:
-            raise refused
+        if name in _REFUSED:
+            refused = refusal(name, values[name])
+            if refused is not None:
+                raise refused
+            continue
         close = renamed(name) or next(iter(difflib.get_close_matches(name, names, 1)), None)
         remedy = f"did you mean {close}?" if close else f"use one of {', '.join(names)}"
         raise InputError(name, values[name], "is no sampling parameter", remedy)
-    given = {name: value for name, value in values.items() if value is not None}
+    given = {n: value for n, value in values.items() if n in names and value is not None}
     for name, value in given.items():
         # JSON has one kind of number: 3.0 is a count where a count is wanted.
         if isinstance(value, float) and not math.isnan(value) and value.is_integer():

@@ -17,6 +17,7 @@ class StopTexts:
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops = tuple(stops)
         self._held = ""
+        self._seen = 0  # of what is held back and was looked ahead at, characters already judged
         self.found: str | None = None
 
     def push(self, text: str, *, ahead: str = "", may_stop: bool = True) -> str:
@@ -32,14 +33,22 @@ class StopTexts:
             may_stop: whether a stop text that ends in this piece counts.
         """
         text = self._held + text
+        # An incomplete character looks like U+FFFD until its last byte comes.
+        ahead = ahead.rstrip("\ufffd")
         if may_stop:
             whole = text + ahead
-            places = [(whole.find(stop), -len(stop), stop) for stop in self._stops if stop in whole]
+            places = [
+                (place, -len(stop), stop)
+                for stop in self._stops
+                # One that ended before did not count then, and does not now.
+                if (place := whole.find(stop, max(self._seen - len(stop) + 1, 0))) >= 0
+            ]
             if places:
                 start, _, self.found = min(places)
                 self._held = ""
                 return whole[:start]
         self._held = text[len(text) - self._beginning(text) :]
+        self._seen = len(self._held) + len(ahead)
         return text[: len(text) - len(self._held)]
 
     def finish(self) -> str:

@@ -87,6 +87,12 @@ class Tokenizer:
         """Return every token's id, added tokens included."""
         return dict(self._backend.get_vocab(with_added_tokens=True))
 
+    @property
+    def bos_token_id(self) -> int | None:
+        """The beginning-of-sequence token's id, None where the model has none."""
+        token = self._special_tokens.get("bos_token")
+        return None if token is None else self._backend.token_to_id(token)
+
     @functools.cached_property
     def special_token_ids(self) -> frozenset[int]:
         """Ids of control tokens, which give no text unless asked for."""

@@ -143,3 +143,38 @@ def test_bad_settings_are_refused(
     with pytest.raises(InputError) as caught:
         model(tiny_model, **settings)
     assert caught.value.field == field
+
+
+def test_a_message_to_be_continued_is_left_open(tiny_model: Path) -> None:
+    lm = model(tiny_model)
+    chat = [{"role": "user", "content": "Write"}, {"role": "assistant", "content": "Here is: "}]
+    assert lm.apply_chat_template(chat, add_generation_prompt=False).endswith("Here is: ")
+    assert lm.apply_chat_template(chat[:1]).endswith("assistant: ")
+
+
+def request(context: str, **given: Any) -> Any:
+    from lm_eval.api.instance import Instance
+
+    return Instance("generate_until", {}, (context, {"until": []} | given), 0)
+
+
+def test_prompts_are_cut_loudly_and_never_to_nothing(
+    tiny_model: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    lm = model(tiny_model)
+    assert lm.generate_until([], disable_tqdm=True) == []
+    with pytest.raises(InputError, match="max_gen_toks=32768 leaves no room"):
+        lm.generate_until([request("abc", max_gen_toks=32768)], disable_tqdm=True)
+    with caplog.at_level("WARNING"):
+        lm.generate_until([request("abc" * 400, max_gen_toks=4)], disable_tqdm=True)
+    assert "1 prompts were cut" in caplog.text
+    assert len(lm.generate_until([request("", max_gen_toks=4)], disable_tqdm=True)) == 1
+
+
+def test_a_task_that_samples_is_sampled(tiny_model: Path) -> None:
+    lm = model(tiny_model)
+    assert lm._params({"until": [], "do_sample": True, "num_beams": 1}, 3).temperature == 1.0
+    assert lm._params({"until": ["a", ""], "do_sample": False}, 3).temperature == 0.0
+    assert lm._params({"until": ["a", ""]}, 3).stop == ("a",)
+    with pytest.raises(InputError, match="beam search"):
+        lm._params({"until": [], "num_beams": 4}, 3)

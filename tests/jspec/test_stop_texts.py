@@ -43,17 +43,46 @@ def test_found_in_the_piece_that_completes_one(pieces: list[str], stops: list[st
 
 
 @hypothesis.given(pieces=pieces, stops=stops, early=st.integers(0, 12))
+@hypothesis.example(["Hi", "\n", "there"], ["\n", "\n\n"], 2)
+@hypothesis.example(["a", "bc", "x"], ["abcd", "bc"], 2)
 def test_a_stop_text_that_ends_too_early_is_text(
     pieces: list[str], stops: list[str], early: int
 ) -> None:
+    text, least = "".join(pieces), len("".join(pieces[:early]))
+    # The first piece that completes a stop text past the early ones, and where that begins.
+    ends = [len("".join(pieces[:count])) for count in range(len(pieces) + 1)]
+    expected = text
+    for end in ends:
+        starts = [
+            start
+            for stop in stops
+            for start in range(end)
+            if text.startswith(stop, start) and least < start + len(stop) <= end
+        ]
+        if starts:
+            expected = text[: min(starts)]
+            break
     search, out = StopTexts(stops), ""
     for count, piece in enumerate(pieces, start=1):
         out += search.push(piece, may_stop=count > early)
         if search.found is not None:
-            assert count > early
-            assert "".join(pieces[:count]).startswith(out + search.found)
+            # What was let out before the stop text could count is not taken back.
+            assert expected.startswith(out) or out.startswith(expected)
+            assert text.startswith(out + search.found) or out.startswith(expected)
+            assert expected != text
             return
-    assert out + search.finish() == "".join(pieces)
+    assert out + search.finish() == text
+    assert expected == text
+
+
+def test_a_byte_that_ends_too_early_does_not_count_when_its_run_ends() -> None:
+    tok = tokenizer("byte fallback")
+    search, stream, out = StopTexts(["\n"]), tok.stream(), ""
+    for count, token in enumerate(tok.encode("a\nb\nb"), start=1):
+        out += search.push(stream.push([token]), ahead=stream.peek(), may_stop=count > 3)
+        if search.found is not None:
+            break
+    assert out == "a\nb"
 
 
 def tokenizer(kind: str) -> Tokenizer:
