@@ -202,6 +202,21 @@ def _by_blocks(
     return mixed / total
 
 
+def gather_pages(pool: jax.Array, block_table: jax.Array) -> jax.Array:
+    """Lay a paged cache out row by row.
+
+    Args:
+        pool: [P, G, page, ...] pages.
+        block_table: [B, S / page] int32, pages of each row in order. Entries past a row's length
+            may hold anything.
+
+    Returns:
+        [B, G, S, ...].
+    """
+    pages = jnp.moveaxis(jnp.take(pool, block_table, axis=0, mode="clip"), 2, 1)
+    return pages.reshape(*pages.shape[:2], -1, *pages.shape[4:])
+
+
 def tree_attention(
     query: jax.Array,
     keys: jax.Array,
@@ -212,21 +227,30 @@ def tree_attention(
     scale: float | None = None,
     softcap: float | None = None,
     window: int | None = None,
+    block_table: jax.Array | None = None,
+    key_scales: jax.Array | None = None,
+    value_scales: jax.Array | None = None,
+    planned: Plan | None = None,
 ) -> jax.Array:
-    """Plan and attend in one call: the op as the kernels will sign it.
+    """Plan and attend in one call; `pallas_kernels.tree_attention.tree_attention` says of what.
 
-    Args:
-        query: [B, T, N, H], rotated.
-        keys: [B, G, S, H], with the nodes' own entries already written past the prefix.
-        values: [B, G, S, H].
-        prefix_length: [B] int32.
-        ancestors: [T, W] or [B, T, W] uint32 packed ancestor-or-self bits.
-        scale: as `attend`.
-        softcap: as `attend`.
-        window: as `plan`.
-
-    Returns:
-        [B, T, N, H] in the query's dtype.
+    A plan given is used instead of one made from the lengths, the tree and the window.
     """
-    planned = plan(prefix_length, ancestors, keys.shape[2], window)
-    return attend(query, keys, values, planned, scale=scale, softcap=softcap)
+    if block_table is not None:
+        keys, values = gather_pages(keys, block_table), gather_pages(values, block_table)
+        if key_scales is not None:
+            key_scales = gather_pages(key_scales, block_table)
+        if value_scales is not None:
+            value_scales = gather_pages(value_scales, block_table)
+    if planned is None:
+        planned = plan(prefix_length, ancestors, keys.shape[2], window)
+    dtype = query.dtype
+    if key_scales is not None or value_scales is not None:
+        query = query.astype(jnp.float32)
+        keys, values = _dequantize(keys, key_scales), _dequantize(values, value_scales)
+    return attend(query, keys, values, planned, scale=scale, softcap=softcap).astype(dtype)
+
+
+def _dequantize(entries: jax.Array, scales: jax.Array | None) -> jax.Array:
+    wide = entries.astype(jnp.float32)
+    return wide if scales is None else wide * scales.astype(jnp.float32)[..., None]

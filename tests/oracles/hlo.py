@@ -1,4 +1,4 @@
-"""Reading compiled programs: which arrays a while loop writes anew in every round."""
+"""Reading compiled programs: which arrays they write, in all and anew in every round."""
 
 from __future__ import annotations
 
@@ -67,6 +67,15 @@ def loop_writes(text: str) -> Iterator[Write]:
             write = _write(line, bodies)
             if write is not None:
                 yield write
+
+
+def entry_writes(text: str) -> Iterator[Write]:
+    """Yield what the entry computation writes, fusions as a whole."""
+    bodies, entry = computations(text)
+    for line in bodies[entry]:
+        write = _write(line, bodies)
+        if write is not None:
+            yield write
 
 
 def _write(line: str, bodies: dict[str, list[str]]) -> Write | None:

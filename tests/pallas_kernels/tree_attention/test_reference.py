@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import jax
@@ -11,53 +12,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pallas_kernels.tree_attention import tree_attention
-from pallas_kernels.tree_attention.reference import BLOCK, WIDE, unpack_ancestors
+from pallas_kernels.tree_attention.reference import (
+    BLOCK,
+    WIDE,
+    plan,
+    tree_attention,
+    unpack_ancestors,
+)
+from tests.oracles.attention import by_hand, draw_inputs, pack
 
 SLOTS = 12
 attention = jax.jit(tree_attention, static_argnames=("scale", "softcap", "window"))
-
-
-def pack(parents: list[int]) -> tuple[np.ndarray, list[list[int]]]:
-    """Return the packed ancestor-or-self bits and each node's ancestors as a list."""
-    lists: list[list[int]] = []
-    for node, parent in enumerate(parents):
-        lists.append([node] if parent < 0 else [*lists[parent], node])
-    words = -(-len(parents) // 32)
-    packed = np.zeros((len(parents), words), np.uint32)
-    for node, ancestors in enumerate(lists):
-        for other in ancestors:
-            packed[node, other // 32] |= np.uint32(1 << (other % 32))
-    return packed, lists
-
-
-def by_hand(
-    query: np.ndarray,
-    keys: np.ndarray,
-    values: np.ndarray,
-    prefix: list[int],
-    ancestors: list[list[int]],
-    scale: float | None = None,
-    softcap: float | None = None,
-    window: int | None = None,
-) -> np.ndarray:
-    batch, nodes, heads, head_dim = query.shape
-    per = heads // keys.shape[1]
-    out = np.zeros(query.shape, np.float64)
-    for b in range(batch):
-        for t in range(nodes):
-            # The path lies at the positions after the prefix, in order, wherever its slots are.
-            slots = [*range(prefix[b]), *(prefix[b] + a for a in ancestors[t])]
-            slots = slots if window is None else slots[-window:]
-            for n in range(heads):
-                k = keys[b, n // per, slots].astype(np.float64)
-                score = k @ query[b, t, n].astype(np.float64)
-                score = score * (1 / math.sqrt(head_dim) if scale is None else scale)
-                score = score if softcap is None else softcap * np.tanh(score / softcap)
-                weight = np.exp(score - score.max())
-                v = values[b, n // per, slots].astype(np.float64)
-                out[b, t, n] = weight @ v / weight.sum()
-    return out
 
 
 @pytest.mark.parametrize(
@@ -217,3 +182,52 @@ def test_unpacking_past_one_word() -> None:
     assert packed.shape == (40, 2)
     for node in range(40):
         assert list(np.flatnonzero(dense[node])) == ancestors[node]
+
+
+@pytest.mark.parametrize("page", [1, 4, 12])
+@pytest.mark.parametrize("window", [None, 3])
+@pytest.mark.parametrize("prefix", [(0, 9), (4, 7)])
+def test_pages_anywhere_in_the_pool(prefix: tuple[int, int], window: int | None, page: int) -> None:
+    shape: dict[str, int] = {"nodes": 3, "heads": 4, "groups": 2, "slots": SLOTS, "head_dim": 4}
+    inputs = draw_inputs(page, [*prefix], **shape, dtype=np.float32, stale=1e30)
+    found = attention(**inputs.arguments(page), window=window)
+    np.testing.assert_allclose(found, inputs.expected(window=window), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("sides", [("key",), ("value",), ("key", "value")])
+@pytest.mark.parametrize("page", [None, 4])
+@pytest.mark.parametrize("dtype", [jnp.int8, jnp.float8_e4m3fn])
+def test_narrow_entries_times_their_scales(
+    dtype: type, page: int | None, sides: tuple[str, ...]
+) -> None:
+    shape: dict[str, int] = {"nodes": 3, "heads": 4, "groups": 2, "slots": SLOTS, "head_dim": 4}
+    inputs = draw_inputs(1, [0, 8], **shape, dtype=np.float32, stale=1.0)
+    rng = np.random.default_rng(2)
+    arguments = inputs.arguments(page)
+    wide = {"keys": inputs.keys, "values": inputs.values}
+    for side, one in (("keys", "key"), ("values", "value")):
+        limit = 127 if dtype == jnp.int8 else 200
+        stored = jnp.asarray(rng.integers(-limit, limit, arguments[side].shape)).astype(dtype)
+        arguments[side] = stored
+        scales = np.ones(stored.shape[:3], np.float32)
+        if one in sides:
+            scales = rng.uniform(0.001, 0.02, scales.shape).astype(np.float32)
+            arguments[f"{one}_scales"] = jnp.asarray(scales)
+        product = np.asarray(stored, np.float64) * scales[..., None]
+        if page is not None:
+            table = np.minimum(np.asarray(arguments["block_table"]), len(product) - 1)
+            product = product[table].transpose(0, 2, 1, 3, 4).reshape(inputs.keys.shape)
+        wide[side] = product
+    found = attention(**arguments)
+    exact = dataclasses.replace(inputs, keys=wide["keys"], values=wide["values"])
+    assert found.dtype == jnp.float32
+    np.testing.assert_allclose(found, exact.expected(), atol=1e-4, rtol=1e-4)
+
+
+def test_a_plan_made_before_is_the_plan_made_here() -> None:
+    shape: dict[str, int] = {"nodes": 3, "heads": 2, "groups": 1, "slots": SLOTS, "head_dim": 4}
+    inputs = draw_inputs(1, [0, 8], **shape, dtype=np.float32, stale=1.0)
+    arguments = inputs.arguments()
+    planned = plan(arguments["prefix_length"], arguments["ancestors"], SLOTS, 2)
+    found = attention(**arguments, planned=planned)
+    np.testing.assert_allclose(found, inputs.expected(window=2), atol=1e-5)

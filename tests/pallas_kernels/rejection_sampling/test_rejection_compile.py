@@ -1,0 +1,98 @@
+"""The rejection-sampling kernels compiled for chips that are not here, at real vocabularies."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from pallas_kernels.rejection_sampling import Bias, Drafts, Penalties, Transforms, gpu, tpu
+from tests import compilers
+
+EXPLICIT = jax.sharding.AxisType.Explicit
+SIZES = [
+    (vocab, nodes, batch)
+    for vocab in (49152, 128256, 151936)
+    for nodes, batch in ((1, 1), (1, 32), (5, 8), (16, 1), (16, 32))
+]
+
+
+def abstract(
+    batch: int, nodes: int, vocab: int, full: bool, dtype: Any = jnp.float32
+) -> tuple[Any, Transforms, Drafts]:
+    """Return abstract arguments, with every transform and a dense q or with none."""
+
+    def of(*shape: int, dtype: Any = jnp.float32) -> Any:
+        return jax.ShapeDtypeStruct(shape, dtype)
+
+    integer = jnp.int32
+    transforms = Transforms(of(batch), of(batch, dtype=integer), of(batch), of(batch))
+    if full:
+        transforms = dataclasses.replace(
+            transforms,
+            bias=Bias(of(batch, 8, dtype=integer), of(batch, 8)),
+            penalties=Penalties(
+                of(batch),
+                of(batch),
+                of(batch),
+                of(batch, vocab, dtype=jnp.bool_),
+                of(batch, vocab, dtype=integer),
+            ),
+            forbidden=of(batch, nodes, 4, dtype=integer),
+            allowed=of(batch, nodes, vocab // 32, dtype=jnp.uint32),
+        )
+    drafts = Drafts(
+        of(batch, nodes - 1, dtype=integer),
+        of(batch, nodes - 1, dtype=jnp.bool_),
+        of(nodes, dtype=integer),
+        of(nodes, 1, dtype=jnp.uint32),
+        of(batch, nodes - 1, vocab) if full and nodes > 1 else None,
+    )
+    return of(batch, nodes, vocab, dtype=dtype), transforms, drafts
+
+
+@pytest.mark.parametrize("full", [False, True])
+@pytest.mark.parametrize("chip", ["v5e", "v6e"])
+@pytest.mark.parametrize(("vocab", "nodes", "batch"), SIZES)
+def test_tpu(chip: str, vocab: int, nodes: int, batch: int, full: bool) -> None:
+    device = compilers.tpu(chip)
+    mesh = jax.sharding.Mesh(np.array([device]), ("x",), axis_types=(EXPLICIT,))
+    sharding = jax.sharding.SingleDeviceSharding(device)
+    dtype = jnp.float32 if full else jnp.bfloat16
+    arguments = jax.tree.map(
+        lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
+        abstract(batch, nodes, vocab, full, dtype),
+    )
+    assert tpu.supports(*arguments) is None
+    with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
+        lowered = jax.jit(tpu.statistics).trace(*arguments).lower(lowering_platforms=("tpu",))
+    memory = lowered.compile().memory_analysis()
+    print(
+        f"{chip} V {vocab} T {nodes} B {batch} {'all' if full else 'no'} transforms, compiled only:"
+        f" at most {tpu.vmem_bytes(*arguments) / 2**20:.1f} MiB VMEM,"
+        f" {memory.temp_size_in_bytes} bytes of scratch in HBM"
+    )
+    # Small tables of numbers a node, and no probabilities. Arguments may come in another layout
+    # than the kernel's, which costs a copy here that their producer would save.
+    padded = 16 * -(-nodes // 16) * batch * vocab * 4
+    assert memory.temp_size_in_bytes <= (padded if full else 2**21) + 2**22
+    assert memory.output_size_in_bytes < 2**20
+
+
+@pytest.mark.parametrize("full", [False, True])
+@pytest.mark.parametrize(("vocab", "nodes", "batch"), SIZES[5:10])
+def test_h100(vocab: int, nodes: int, batch: int, full: bool, tmp_path: Path) -> None:
+    arguments = abstract(batch, nodes, vocab, full)
+    assert gpu.supports(*arguments) is None
+    lowered = jax.jit(gpu.statistics).trace(*arguments).lower(lowering_platforms=("cuda",))
+    (kernel,) = compilers.triton_kernels(lowered)
+    found = compilers.compile_for_h100(kernel, tmp_path)
+    print(f"H100 V {vocab} T {nodes} B {batch} full {full}, compiled only: {found}")
+    assert found.spilled == 0
+    assert found.registers <= 128  # 16 warps of them fill a multiprocessor
+    assert found.shared_memory <= 8192
