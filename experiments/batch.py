@@ -49,7 +49,7 @@ _RETRY_FAILED = absl_flags.DEFINE_boolean(
     "retry_failed", False, "Do the rows again that ended in an error."
 )
 
-_FORMAT = 1
+_FORMAT = 2
 # Batches of rows that are read, tokenised and sorted by length together.
 _WINDOW = 32
 # Flags that a later process may change. batch_size moves no more than rounding, and a job that did
@@ -126,7 +126,7 @@ def _run(interrupts: Interrupts) -> int:
             return True
 
         count = sum(file.rows for file in files)
-        with contextlib.closing(Results(folder, count, keep)) as results:
+        with contextlib.closing(Results(folder, count, batch_results.is_whole, keep)) as results:
             job = _Job(
                 folder,
                 files,
@@ -146,57 +146,98 @@ def _settle(folder: Path, files: Sequence[InputFile], seed: int | None) -> int:
     Settings bind from the first result on: a job that could not even load its model has none.
 
     Raises:
-        InputError: they differ, or the folder is something else's.
+        InputError: they differ or are damaged, or the folder is something else's.
     """
     wanted = {
         "format": _FORMAT,
         "flags": {name: value for name, value in ours(EXPERIMENT).items() if name not in _FREE},
-        "input": {file.name: {"rows": file.rows, "sha256": file.sha256} for file in files},
+        # A list, as the rows' indices and so their seeds follow from the order.
+        "input": [[file.name, file.rows, file.sha256] for file in files],
     }
     wanted = json.loads(runs.to_json(wanted))
-    stored = journal.read_json(folder / journal.SETTINGS)
+    path = folder / journal.SETTINGS
     bound = journal.has_results(folder)
     other = (folder / runs.CONFIG).exists() or (folder / runs.METRICS).exists()
     require(
-        stored is not None or not (bound or other),
+        path.exists() or not (bound or other),
         "output",
         str(folder),
-        f"holds results without a whole {journal.SETTINGS}: they are not of a job like this",
+        f"holds results without a {journal.SETTINGS}: they are not of a job like this",
         "give another --output",
     )
-    if stored is not None and bound:
+    stored = journal.read_json(path) or {}
+    if bound:
+        _require_whole(stored, folder)
         _require_same(stored, wanted)
         return int(stored["seed"])
-    if stored is None or any(stored.get(name) != wanted[name] for name in wanted):
+    same = _is_whole(stored) and all(stored[name] == wanted[name] for name in wanted)
+    if not same:
         rows.check_ids(files)
-        journal.remove(folder / runs.CONFIG)
+    if not same or flags.SEED.value is not None:
         stored = wanted | {"seed": seed}
-    elif flags.SEED.value is not None:
-        stored["seed"] = seed
-    journal.write_json(folder / journal.SETTINGS, stored)
+    journal.write_json(path, stored)
     return int(stored["seed"])
 
 
-def _require_same(stored: dict[str, Any], wanted: dict[str, Any]) -> None:
-    journal.require_same(stored, {"format": wanted["format"]}, "give another --output")
-    journal.require_same(stored["flags"], wanted["flags"], _SAME)
+def _require_whole(stored: dict[str, Any], folder: Path) -> None:
+    begun = stored.get("format")
     require(
-        stored["input"] == wanted["input"],
+        type(begun) is not int or begun == _FORMAT,
+        "output",
+        str(folder),
+        f"was begun with another version of jspec (format {begun}, and this one has {_FORMAT})",
+        "go on with that version, or give another --output",
+    )
+    require(
+        _is_whole(stored),
+        "output",
+        str(folder),
+        f"holds results and a damaged {journal.SETTINGS}: what they were begun with is not known",
+        "put that file back as it was, or give another --output",
+    )
+
+
+def _is_whole(stored: dict[str, Any]) -> bool:
+    files = stored.get("input")
+    return (
+        stored.get("format") == _FORMAT
+        and isinstance(stored.get("flags"), dict)
+        and isinstance(files, list)
+        and all(isinstance(file, list) for file in files)
+        and all([type(item) for item in file] == [str, int, str] for file in files)
+        and type(stored.get("seed")) is int
+    )
+
+
+def _require_same(stored: dict[str, Any], wanted: dict[str, Any]) -> None:
+    journal.require_same(stored["flags"], wanted["flags"], _SAME)
+    begun, given = stored["input"], wanted["input"]
+    require(
+        begun == given or sorted(begun) != sorted(given),
         "input",
         ", ".join(prompts.INPUT.value),
-        f"is not what this job was begun with: it has {_in_words(wanted['input'])} "
-        f"and was begun with {_in_words(stored['input'])}",
+        f"has the files in another order than this job was begun with: it has {_names(given)} "
+        f"and was begun with {_names(begun)}",
+        f"give them in the order {_names(begun)}, or another --output",
+    )
+    require(
+        begun == given,
+        "input",
+        ", ".join(prompts.INPUT.value),
+        f"is not what this job was begun with: it has {_in_words(given)} "
+        f"and was begun with {_in_words(begun)}",
         _SAME,
     )
     if flags.SEED.value is not None:
         journal.require_same(stored, {"seed": flags.SEED.value}, _SAME)
 
 
-def _in_words(files: dict[str, Any]) -> str:
-    return ", ".join(
-        f"{name} ({entry['rows']} rows, sha256 {entry['sha256'][:12]})"
-        for name, entry in files.items()
-    )
+def _names(files: list[list[Any]]) -> str:
+    return ", ".join(name for name, _, _ in files)
+
+
+def _in_words(files: list[list[Any]]) -> str:
+    return ", ".join(f"{name} ({rows} rows, sha256 {digest[:12]})" for name, rows, digest in files)
 
 
 def _finish(job: _Job) -> int:
@@ -217,6 +258,14 @@ def _finish(job: _Job) -> int:
             done = f"{job.results.finished} of {job.rows} rows are finished"
             job.status.say(f"interrupted: {done}; run the same command again to go on")
             return interrupted.status
+    finished = job.results.finished
+    require(
+        finished == job.rows,
+        "output",
+        str(job.folder),
+        f"has results of {finished} of {job.rows} rows though all were read: a fault of jspec",
+        "report it with the input's first and last lines; what is finished is kept",
+    )
     summary = job.folder / runs.SUMMARY
     if left or journal.read_json(summary) is None:
         job.results.sync()
@@ -233,7 +282,8 @@ def _finish(job: _Job) -> int:
 def _decode(job: _Job) -> dict[str, Any]:
     """Decode the rows that are missing; returns what the summary says of this process."""
     config = job.folder / runs.CONFIG
-    if journal.read_json(config) is None:
+    # Until there is a result, an earlier process has only tried, perhaps with other settings.
+    if job.results.finished == 0 or journal.read_json(config) is None:
         now = datetime.datetime.now().astimezone()
         seed = job.sampling.seed
         journal.write_json(config, runs.config("batch", ours(EXPERIMENT), now, seed=seed))

@@ -9,6 +9,7 @@ from typing import Any
 
 from experiments.rows import Row
 from jspec import metrics
+from jspec.errors import is_finite
 from jspec.requests import Completion
 
 # Of `metrics.summary`; lists by position are summed up, so that a line stays short.
@@ -22,6 +23,7 @@ _COUNTS = (
     "discarded",
 )
 _RATES = ("block_efficiency", "acceptance_rate", "mean_overlap")
+_TOO_LARGE = 1 << 63  # and no count of anything
 _NO_ANSWER: dict[str, Any] = {
     "text": "",
     "token_ids": [],
@@ -81,6 +83,61 @@ def line(row: Row) -> dict[str, Any]:
         return result | given
     reason = "error" if row.error is not None else row.answers[-1]["finish_reason"]
     return result | {"finish_reason": reason, "turns": row.answers}
+
+
+def is_whole(line: Mapping[str, Any]) -> bool:
+    """Tell whether what is read as a line has what `line` gives one, so that `Totals` can add it.
+
+    What a file holds after damage may be JSON, and still not be a result.
+    """
+    error, seed, turns = line.get("error", 0), line.get("seed", ""), line.get("turns", [line])
+    return (
+        isinstance(line.get("id"), str | int)
+        and (error is None or isinstance(error, str))
+        and (seed is None or isinstance(seed, int))
+        and isinstance(line.get("finish_reason"), str)
+        and isinstance(turns, list)
+        and (len(turns) > 0 or error is not None)
+        and all(map(_is_answer, turns))
+    )
+
+
+def _is_answer(given: Any) -> bool:
+    if not isinstance(given, Mapping):
+        return False
+    tokens, samples = given.get("prompt_tokens", ""), given.get("samples", [given])
+    return (
+        (tokens is None or _is_size(tokens))
+        and isinstance(given.get("finish_reason"), str)
+        and isinstance(samples, list)
+        and len(samples) > 0
+        and all(map(_is_sample, samples))
+    )
+
+
+def _is_sample(given: Any) -> bool:
+    if not isinstance(given, Mapping) or not _NO_ANSWER.keys() <= given.keys():
+        return False
+    counters, timing = given["counters"], given["timing"]
+    return (
+        isinstance(given["text"], str)
+        and isinstance(given["token_ids"], list)
+        and isinstance(given["finish_reason"], str)
+        and (timing is None or isinstance(timing, Mapping))
+        and (counters is None or _is_counters(counters))
+    )
+
+
+def _is_counters(given: Any) -> bool:
+    return (
+        isinstance(given, Mapping)
+        and all(_is_size(given.get(name)) for name in _COUNTS)
+        and all(given.get(name, "") is None or is_finite(given.get(name)) for name in _RATES)
+    )
+
+
+def _is_size(given: Any) -> bool:
+    return type(given) is int and 0 <= given < _TOO_LARGE
 
 
 class Totals:

@@ -20,7 +20,7 @@ _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Line:
-    """A line that is not blank.
+    """A line that is not blank; a byte order mark before the first is no part of it.
 
     Attributes:
         index: among all such lines of all files, from 0.
@@ -75,9 +75,8 @@ def scan(paths: Sequence[str]) -> list[InputFile]:
     stems = [path.name.removesuffix(".gz").removesuffix(".jsonl") for path in found]
     files = []
     for path, stem, given in zip(found, stems, paths, strict=True):
-        digest, rows = hashlib.sha256(), 0
-        for data in _read(path, digest.update):
-            rows += bool(data.strip())
+        digest = hashlib.sha256()
+        rows = sum(1 for _ in _rows(path, digest.update))
         name = stem if stems.count(stem) == 1 else given
         files.append(InputFile(path, name, digest.hexdigest(), rows))
     total = sum(file.rows for file in files)
@@ -94,19 +93,29 @@ def lines(files: Sequence[InputFile]) -> Iterator[Line]:
     index = 0
     for file in files:
         digest = hashlib.sha256()
-        for number, data in enumerate(_read(file.path, digest.update), start=1):
-            if number == 1:
-                data = data.removeprefix(_BYTE_ORDER_MARK)
-            if data.strip():
-                yield Line(index, f"{file.name}:{number}", data)
-                index += 1
-        require(
-            digest.hexdigest() == file.sha256,
+        changed = InputError(
             "input",
             str(file.path),
             "was changed while it was read",
             "begin a new job in another --output",
         )
+        end = index + file.rows
+        for number, data in _rows(file.path, digest.update):
+            if index == end:  # its index is that of another file's row, or of none
+                raise changed
+            yield Line(index, f"{file.name}:{number}", data)
+            index += 1
+        if digest.hexdigest() != file.sha256:
+            raise changed
+
+
+def _rows(path: Path, digest: Callable[[bytes], None]) -> Iterator[tuple[int, bytes]]:
+    """Yield the lines that are not blank with their numbers, and feed all bytes to `digest`."""
+    for number, data in enumerate(_read(path, digest), start=1):
+        if number == 1:
+            data = data.removeprefix(_BYTE_ORDER_MARK)
+        if data.strip():
+            yield number, data
 
 
 def _read(path: Path, digest: Callable[[bytes], None]) -> Iterator[bytes]:

@@ -94,7 +94,7 @@ def read_json(path: Path) -> dict[str, Any] | None:
         value = json.loads(path.read_bytes())
     except FileNotFoundError:
         return None
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     except OSError as error:
         raise InputError(
@@ -123,6 +123,7 @@ class Results:
     Args:
         folder: of the job, locked.
         rows: of the job.
+        whole: whether a line has everything that a line must have; others are damaged.
         keep: whether a whole line stays; the rows of others are to be done again.
 
     Attributes:
@@ -135,13 +136,20 @@ class Results:
         InputError: the file cannot be read or written.
     """
 
-    def __init__(self, folder: Path, rows: int, keep: Callable[[dict[str, Any]], bool]) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        rows: int,
+        whole: Callable[[dict[str, Any]], bool],
+        keep: Callable[[dict[str, Any]], bool],
+    ) -> None:
         self.path = folder / RESULTS
         self.rows = rows
         self.finished = 0
         self.damaged = 0
         self._done = bytearray(rows)
         self._next_sync = 0.0
+        self._whole = whole
         self._repair(keep)
         with _disk(self.path):
             self._descriptor = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
@@ -231,7 +239,7 @@ class Results:
         if value is None or type(index) is not int or not 0 <= index < len(self._done):
             self.damaged += 1
             return False
-        if self._done[index]:
+        if self._done[index] or not self._whole(value):
             self.damaged += 1
             return False
         if not keep(value):

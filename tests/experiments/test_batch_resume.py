@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import gzip
+import itertools
 import json
 import os
 import signal
@@ -14,7 +15,8 @@ from typing import Any
 import pytest
 
 import jspec
-from experiments import journal
+from experiments import input_files, journal
+from jspec.errors import InputError
 from jspec.generation import Decoder
 from jspec.requests import Delta, Request
 from tests import tiny
@@ -26,6 +28,7 @@ from tests.experiments.batch_jobs import (
     read,
     results,
     untimed,
+    write,
 )
 
 
@@ -128,8 +131,101 @@ def test_other_input_is_refused(
     assert run_batch(f"--input={packed}") == 0
 
 
+def test_the_same_files_in_another_order_are_refused(
+    run_batch: Command,
+    tmp_path: Path,
+    job: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    first = write(tmp_path / "one.jsonl", [{"prompt": "a", "id": "a"}, {"prompt": "b", "id": "b"}])
+    second = write(tmp_path / "two.jsonl", [{"prompt": "c", "id": "c"}])
+    with monkeypatch.context() as patch:
+        kill_after(patch, 1)
+        with pytest.raises(Killed):
+            run_batch(f"--input={first}", f"--input={second}")
+    before = {path.name: path.read_bytes() for path in job.iterdir()}
+    assert run_batch(f"--input={second}", f"--input={first}") == 2
+    sentence = capsys.readouterr().err.splitlines()[-1]
+    assert sentence.startswith("error: input=")
+    for word in ("two, one", "in the order one, two", "another --output"):
+        assert word in sentence
+    assert {path.name: path.read_bytes() for path in job.iterdir()} == before
+    assert run_batch(f"--input={first}", f"--input={second}") == 0
+    assert [line["id"] for line in results(job)] == ["a", "b", "c"]
+
+
+def test_an_order_binds_from_the_first_result_on(
+    run_batch: Command, base_model: Path, tmp_path: Path, job: Path
+) -> None:
+    first = write(tmp_path / "one.jsonl", [{"prompt": "a", "id": "a"}])
+    second = write(tmp_path / "two.jsonl", [{"prompt": "c", "id": "c"}])
+    inputs = [f"--input={first}", f"--input={second}"]
+    assert run_batch(*inputs, f"--model={base_model}") == 2  # it has no template
+    assert run_batch(*inputs[::-1]) == 0
+    assert [line["id"] for line in results(job)] == ["c", "a"]
+
+
+def test_a_mark_alone_on_the_first_line_is_no_row(
+    run_batch: Command, tmp_path: Path, job: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "marked.jsonl"
+    path.write_bytes(b'\xef\xbb\xbf\n{"prompt":"x"}\n{"prompt":"y"}\n')
+    assert run_batch(f"--input={path}") == 0
+    assert "Finished: 2 rows" in capsys.readouterr().err
+    assert [line["id"] for line in results(job)] == ["marked:2", "marked:3"]
+    assert run_batch(f"--input={path}") == 0
+    assert "Everything is finished: 2 rows" in capsys.readouterr().err
+
+
+def test_a_row_that_never_comes_is_no_success(
+    run_batch: Command,
+    job: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    lines = input_files.lines
+    with monkeypatch.context() as patch:
+        patch.setattr(input_files, "lines", lambda files: itertools.islice(lines(files), 1))
+        assert run_batch(rows=ROWS[:2]) == 2
+    sentence = capsys.readouterr().err.splitlines()[-1]
+    assert "1 of 2 rows" in sentence
+    assert "report" in sentence
+    assert not (job / "summary.json").exists()
+    assert run_batch(rows=ROWS[:2]) == 0
+    assert len(results(job)) == 2
+
+
+def test_the_record_is_of_the_run_that_began_the_results(
+    run_batch: Command, job: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def missing(*arguments: Any) -> None:
+        raise InputError("model", "m", "cannot be loaded", "wait")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(jspec, "load", missing)
+        assert run_batch("--seed=1", "--batch_size=4", rows=ROWS[:1]) == 2
+    assert run_batch("--seed=2", rows=ROWS[:1]) == 0
+    config, settings = read(job / "config.json"), read(job / "settings.json")
+    assert (config["seed"], settings["seed"]) == (2, 2)
+    assert (config["flags"]["seed"], config["flags"]["batch_size"]) == (2, 2)
+    assert results(job)[0]["seed"] == 2
+    # It stays as it was from then on.
+    before = (job / "config.json").read_bytes()
+    (job / "summary.json").unlink()
+    assert run_batch("--batch_size=1", rows=ROWS[:1]) == 0
+    assert (job / "config.json").read_bytes() == before
+
+
 @pytest.mark.parametrize(
-    "arguments", [["--batch_size=1"], ["--rounds_per_chunk=1"], ["--retry_failed"], ["--seed=3"]]
+    "arguments",
+    [
+        ["--batch_size=1"],
+        ["--batch_size=5"],
+        ["--rounds_per_chunk=1"],
+        ["--retry_failed"],
+        ["--seed=3"],
+    ],
 )
 def test_what_leaves_the_results_alone_may_change(
     arguments: list[str], run_batch: Command, job: Path, monkeypatch: pytest.MonkeyPatch
@@ -144,37 +240,6 @@ def test_what_leaves_the_results_alone_may_change(
     (job / "results.jsonl").unlink()
     assert run_batch("--seed=3", "--temperature=1", rows=rows) == 0
     assert [line["token_ids"] for line in results(job)] == pieces
-
-
-@pytest.mark.parametrize("name", ["config.json", "summary.json", "settings.json.partial"])
-def test_a_torn_file_beside_the_results_is_no_obstacle(
-    name: str, run_batch: Command, job: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with monkeypatch.context() as patch:
-        kill_after(patch, 1)
-        with pytest.raises(Killed):
-            run_batch(rows=ROWS[:2])
-    (job / name).write_bytes(b'{"experiment": "ba')
-    assert run_batch(rows=ROWS[:2]) == 0
-    assert read(job / "config.json")["experiment"] == "batch"
-    assert read(job / "summary.json")["rows"] == 2
-
-
-@pytest.mark.parametrize("name", ["settings.json", "results.jsonl", "config.json"])
-def test_a_folder_of_something_else_is_refused(
-    name: str, run_batch: Command, job: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run_batch(rows=ROWS[:1]) == 0
-    if name == "settings.json":
-        (job / name).write_bytes(b'{"format": 1, "fla')
-    else:
-        (job / "settings.json").unlink()
-        if name == "config.json":
-            (job / "results.jsonl").unlink()
-    assert run_batch(rows=ROWS[:1]) == 2
-    sentence = capsys.readouterr().err.splitlines()[-1]
-    assert "settings.json" in sentence
-    assert "another --output" in sentence
 
 
 def test_a_full_disk_ends_the_job_and_loses_nothing(

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import gzip
+import hashlib
 import json
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -199,6 +201,40 @@ def test_lines_of_several_files_count_on(tmp_path: Path) -> None:
     ]
 
 
+BOM = b"\xef\xbb\xbf"
+
+
+@pytest.mark.parametrize(
+    ("data", "found"),
+    [
+        (BOM + b'\n{"prompt": "x"}\n', [Line(0, "p:2", b'{"prompt": "x"}\n')]),
+        (BOM + b" \r\n1", [Line(0, "p:2", b"1")]),
+        (BOM + b"1\n" + BOM + b"\n", [Line(0, "p:1", b"1\n"), Line(1, "p:2", BOM + b"\n")]),
+    ],
+)
+def test_rows_that_are_counted_are_rows_that_come(
+    data: bytes, found: list[Line], tmp_path: Path
+) -> None:
+    (tmp_path / "p.jsonl").write_bytes(data)
+    (file,), lines = scan(tmp_path / "p.jsonl")
+    assert (file.rows, lines) == (len(found), found)
+    assert file.sha256 == hashlib.sha256(data).hexdigest()
+
+
+@given(
+    st.lists(st.sampled_from([BOM, b"\n", b"\r", b" ", b"\x0c", b"1", b"\xc2\xa0"]), max_size=12)
+)
+def test_a_file_has_as_many_rows_as_lines(parts: list[bytes]) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "p.jsonl"
+        (Path(folder) / "q.jsonl").write_bytes(b"last")
+        path.write_bytes(b"".join(parts))
+        (file, other), lines = scan(path, Path(folder) / "q.jsonl")
+    assert other.rows == 1
+    assert len(lines) == file.rows + 1
+    assert lines[-1] == Line(file.rows, "q:1", b"last")
+
+
 def test_compression_changes_nothing(tmp_path: Path) -> None:
     (tmp_path / "p.jsonl").write_bytes(b"1\n2\n")
     (tmp_path / "p.jsonl.gz").write_bytes(gzip.compress(b"1\n2\n"))
@@ -224,6 +260,7 @@ def test_files_of_one_name_are_told_apart(tmp_path: Path) -> None:
         (["p.txt"], ["p.txt", ".jsonl.gz"]),
         (["p.jsonl", "./p.jsonl"], ["is given twice"]),
         (["empty.jsonl"], ["has no rows"]),
+        (["mark.jsonl"], ["has no rows"]),
         (["folder.jsonl"], ["is no file"]),
         (["cut.jsonl.gz"], ["cut.jsonl.gz", "cannot be read"]),
         (["false.jsonl.gz"], ["false.jsonl.gz", "cannot be read"]),
@@ -240,6 +277,7 @@ def test_files_that_are_refused(
         "p.jsonl": b"1\n",
         "p.txt": b"1\n",
         "empty.jsonl": b"\n \n",
+        "mark.jsonl": b"\xef\xbb\xbf\n",
         "cut.jsonl.gz": whole[:-12],
         "false.jsonl.gz": b"1\n",
         "bad.jsonl.gz": whole[:14] + b"\xff\xff\xff" + whole[17:],
@@ -259,6 +297,17 @@ def test_a_file_that_changes_under_the_job_is_an_error(tmp_path: Path) -> None:
     path.write_bytes(b"1\n3\n")
     with pytest.raises(InputError, match="was changed while it was read"):
         list(input_files.lines(files))
+
+
+def test_a_file_that_has_grown_gives_no_row_too_many(tmp_path: Path) -> None:
+    path = tmp_path / "p.jsonl"
+    path.write_bytes(b"1\n2\n")
+    files, found = scan(path)
+    path.write_bytes(b"1\n2\n3\n")
+    lines = input_files.lines(files)
+    assert [next(lines), next(lines)] == found
+    with pytest.raises(InputError, match="was changed while it was read"):
+        next(lines)
 
 
 def test_an_id_that_comes_twice_is_named_with_both_lines(tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ def everything(line: dict[str, Any]) -> bool:
 
 
 def fill(folder: Path) -> bytes:
-    results = Results(folder, 4, everything)
+    results = Results(folder, 4, everything, everything)
     for line in LINES:
         results.write(line["index"], {name: item for name, item in line.items() if name != "index"})
     results.close()
@@ -44,7 +44,7 @@ def test_lines_are_json_in_order(tmp_path: Path) -> None:
     data = fill(tmp_path)
     assert [json.loads(line) for line in data.split(b"\n")[:-1]] == LINES
     data.decode("utf-8")
-    results = Results(tmp_path, 4, everything)
+    results = Results(tmp_path, 4, everything, everything)
     assert results.finished == 3
     assert [results.has(index) for index in range(4)] == [True, True, True, False]
     results.write(2, {"error": "a second time"})
@@ -58,7 +58,7 @@ def test_a_file_cut_at_any_byte_goes_on(tmp_path: Path) -> None:
     ends = [at + 1 for at, byte in enumerate(data) if byte == ord("\n")]
     for size in range(len(data) + 1):
         path.write_bytes(data[:size])
-        results = Results(tmp_path, 4, everything)
+        results = Results(tmp_path, 4, everything, everything)
         whole = [end for end in ends if end <= size]
         assert results.finished == len(whole)
         assert results.path.stat().st_size == max(whole, default=0)
@@ -89,7 +89,7 @@ def test_damage_between_whole_lines_costs_none_of_them(damage: bytes, tmp_path: 
     data = fill(tmp_path)
     first, rest = data[: data.index(b"\n") + 1], data[data.index(b"\n") + 1 :]
     (tmp_path / journal.RESULTS).write_bytes(first + damage + rest)
-    results = Results(tmp_path, 4, everything)
+    results = Results(tmp_path, 4, everything, everything)
     results.close()
     assert (results.finished, results.damaged) == (3, 1)
     assert results.path.read_bytes() == data
@@ -97,12 +97,30 @@ def test_damage_between_whole_lines_costs_none_of_them(damage: bytes, tmp_path: 
 
 def test_lines_that_are_not_kept_are_to_be_done_again(tmp_path: Path) -> None:
     fill(tmp_path)
-    results = Results(tmp_path, 4, lambda line: line["error"] is None)
+    results = Results(tmp_path, 4, everything, lambda line: line["error"] is None)
     assert (results.finished, results.damaged) == (2, 0)
     assert not results.has(0)
     results.write(0, {"error": None})
     results.close()
     assert indices(tmp_path) == [2, 1, 0]
+
+
+def test_lines_that_lack_something_are_damaged_and_not_asked_about(tmp_path: Path) -> None:
+    data = fill(tmp_path)
+    first = data.index(b"\n") + 1
+    (tmp_path / journal.RESULTS).write_bytes(data[:first] + b'{"index": 3}\n' + data[first:])
+    asked: list[int] = []
+
+    def keep(line: dict[str, Any]) -> bool:
+        asked.append(line["index"])
+        return True
+
+    results = Results(tmp_path, 4, lambda line: "error" in line, keep)
+    results.close()
+    assert (results.finished, results.damaged) == (3, 1)
+    assert asked == [2, 0, 1]
+    assert not results.has(3)
+    assert results.path.read_bytes() == data
 
 
 def full(share: float) -> Callable[[int, bytes], int]:
@@ -123,7 +141,7 @@ def test_a_full_disk_leaves_whole_lines(
     share: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     data = fill(tmp_path)
-    results = Results(tmp_path, 4, everything)
+    results = Results(tmp_path, 4, everything, everything)
     with monkeypatch.context() as patch:
         patch.setattr(os, "write", full(share))
         with pytest.raises(InputError, match=r"No space left.*what is finished is kept"):
@@ -142,13 +160,13 @@ def test_a_full_disk_while_repairing_leaves_the_file(
     data = fill(tmp_path)
     monkeypatch.setattr(os, "write", full(0.5))
     with pytest.raises(InputError, match="No space left"):
-        Results(tmp_path, 4, lambda line: line["error"] is None)
+        Results(tmp_path, 4, everything, lambda line: line["error"] is None)
     assert (tmp_path / journal.RESULTS).read_bytes() == data
     assert [path.name for path in tmp_path.iterdir()] == [journal.RESULTS]
 
 
 def test_a_failing_sync_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    results = Results(tmp_path, 4, everything)
+    results = Results(tmp_path, 4, everything, everything)
 
     def broken(descriptor: int) -> None:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
@@ -171,7 +189,7 @@ def test_the_system_may_take_a_byte_at_a_time(
 def test_syncs_are_about_a_second_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock, synced = [100.0], []
     monkeypatch.setattr(time, "monotonic", lambda: clock[0])
-    results = Results(tmp_path, 1000, everything)
+    results = Results(tmp_path, 1000, everything, everything)
     monkeypatch.setattr(os, "fsync", lambda descriptor: synced.append(clock[0]))
     for index in range(1000):
         results.write(index, {"error": None})
@@ -194,7 +212,7 @@ def test_a_json_file_is_there_as_a_whole(tmp_path: Path, monkeypatch: pytest.Mon
     assert [path.name for path in tmp_path.iterdir()] == ["config.json"]
 
 
-@pytest.mark.parametrize("data", [b"", b'{"a": ', b"\xff", b"\0\0", b"[]"])
+@pytest.mark.parametrize("data", [b"", b'{"a": ', b"\xff", b"\0\0", b"[]", b"[" * 100_000])
 def test_a_torn_json_file_is_none(data: bytes, tmp_path: Path) -> None:
     path = tmp_path / "summary.json"
     assert journal.read_json(path) is None
