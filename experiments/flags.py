@@ -25,7 +25,7 @@ DTYPE = flags.DEFINE_enum(
     "dtype",
     "float32",
     ["float32", "bfloat16", "float16"],
-    "Of weights, activations and cache.",
+    "Of weights, activations and (but not on a CPU) cache. float16 is slow on a CPU.",
 )
 WEIGHTS = flags.DEFINE_enum(
     "weights",

@@ -10,17 +10,23 @@ import os
 import re
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 import jax
 from absl import flags as absl_flags
 
-from experiments import batch, bench, demo, flags, generate
+from experiments import batch, bench, demo, dtypes, flags, generate, paths
 from experiments import help as helping
 from experiments.experiment import Experiment
+from jspec import sampling_params
 from jspec.errors import InputError, require
 
-EXPERIMENTS = (demo.EXPERIMENT, generate.EXPERIMENT, batch.EXPERIMENT, bench.EXPERIMENT)
+EXPERIMENTS = (
+    demo.EXPERIMENT,
+    generate.EXPERIMENT,
+    batch.EXPERIMENT,
+    bench.EXPERIMENT,
+    dtypes.EXPERIMENT,
+)
 
 _ILLEGAL = re.compile(r"flag --(\w+)=(.*?): (.*)", re.DOTALL)
 _FLAGFILE = re.compile(r"Unable to open flagfile: .*?(\w[\w ]+): '(.*)'", re.DOTALL)
@@ -77,11 +83,22 @@ def _parse(argv: Sequence[str]) -> list[str]:
     try:
         return absl_flags.FLAGS(list(argv))[1:]
     except absl_flags.UnrecognizedFlagError as error:
+        value = error.flagvalue.partition("=")[2]
+        refused = sampling_params.refusal(error.flagname, value)
+        if refused is not None:
+            raise refused from None
         _, _, guess = str(error).partition("Did you mean: ")
+        renamed = sampling_params.renamed(error.flagname)
+        if renamed is not None and renamed in absl_flags.FLAGS:
+            guess = renamed
         remedy = f"did you mean --{guess.strip(' ?')}" if guess else "see --help for the flags"
         raise InputError("flag", f"--{error.flagname}", "does not exist", remedy) from None
     except absl_flags.IllegalFlagValueError as error:
         raise _illegal(str(error)) from None
+    except UnicodeDecodeError as error:  # nothing but flag files is read here
+        raise InputError(
+            "flagfile", error.object[:80], f"is not UTF-8 (byte {error.start})", "save it as UTF-8"
+        ) from None
     except absl_flags.Error as error:
         message = " ".join(str(error).split())
         missing = _FLAGFILE.search(message)
@@ -151,7 +168,7 @@ def _use_compilation_cache(directory: str) -> None:
     """Keep compiled programs in `directory`; "" leaves JAX's own setting as it is."""
     if not directory:
         return
-    path = Path(directory).expanduser()
+    path = paths.expanded("compilation_cache", directory)
     try:
         path.mkdir(parents=True, exist_ok=True)
         usable = os.access(path, os.W_OK)

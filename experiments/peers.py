@@ -14,6 +14,7 @@ import numpy as np
 from jspec.config import ModelConfig, RopeConfig
 from jspec.errors import InputError, require
 from jspec.model import Model
+from jspec.quantization import is_quantized
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,6 +86,13 @@ class TransformersPeer:
                 "in the checkout, pip install '.[peers]'",
             ) from None
         _refuse_unlike(model)
+        require(
+            not is_quantized(model.params),
+            "weights",
+            "int8",
+            "has no counterpart in the peer",
+            "leave out --peers or --weights",
+        )
         torch.set_num_threads(threads)
         self._torch = torch
         self.versions = f"transformers {transformers.__version__}, torch {torch.__version__}"

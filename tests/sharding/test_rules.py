@@ -52,6 +52,26 @@ def test_every_device_holds_its_share() -> None:
     assert {s.data.shape for s in params.embedding.addressable_shards} == {(16, 32)}
 
 
+def test_scales_are_split_as_their_outputs() -> None:
+    placed = rules.shardings(CONFIG, mesh(4), weights="int8")
+    params = initialize(CONFIG, jax.random.key(0), jnp.float32, "int8")
+    spread = jax.device_put(params, placed)
+    shapes = {
+        "qkv": ((1, 4, 8, 32), (1, 4, 8)),
+        "attention_out": ((32, 16), (32,)),
+        "gate_up": ((2, 12, 32), (2, 12)),
+        "down": ((32, 12), (32,)),
+    }
+    for name, (values, scales) in shapes.items():
+        matrix = getattr(spread.layers[1], name)
+        assert {s.data.shape for s in matrix.values.addressable_shards} == {values}
+        assert {s.data.shape for s in matrix.scales.addressable_shards} == {scales}
+    assert {s.data.shape for s in spread.embedding.scales.addressable_shards} == {(16,)}
+    request = jspec.Request((3, 1, 4), jspec.SamplingParams(max_new_tokens=8))
+    alone, split = (jspec.Decoder(model(tree)).generate([request]) for tree in (params, spread))
+    assert alone[0].token_ids == split[0].token_ids
+
+
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
 def test_same_tokens_on_one_device_and_on_several(temperature: float) -> None:
     alone = initialize(CONFIG, jax.random.key(0), jnp.float32)
