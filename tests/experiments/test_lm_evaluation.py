@@ -137,9 +137,7 @@ def test_log_likelihoods_are_the_models(tiny_model: Path) -> None:
         ({"drafter": "early-exit"}, "exit_layers"),
     ],
 )
-def test_bad_settings_are_refused(
-    tiny_model: Path, settings: dict[str, Any], field: str
-) -> None:
+def test_bad_settings_are_refused(tiny_model: Path, settings: dict[str, Any], field: str) -> None:
     with pytest.raises(InputError) as caught:
         model(tiny_model, **settings)
     assert caught.value.field == field
