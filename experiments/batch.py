@@ -14,6 +14,7 @@ import dataclasses
 import datetime
 import itertools
 import json
+import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -140,6 +141,9 @@ def _run(interrupts: Interrupts) -> int:
             return _finish(job)
 
 
+_BEFORE_SETTINGS = (journal.LOCK, f"{journal.SETTINGS}.")
+
+
 def _settle(folder: Path, files: Sequence[InputFile], seed: int | None) -> int:
     """Compare the settings with those that the job was begun with; returns its seed.
 
@@ -157,12 +161,13 @@ def _settle(folder: Path, files: Sequence[InputFile], seed: int | None) -> int:
     wanted = json.loads(runs.to_json(wanted))
     path = folder / journal.SETTINGS
     bound = journal.has_results(folder)
-    other = (folder / runs.CONFIG).exists() or (folder / runs.METRICS).exists()
+    # A job of its own may have been cut before its settings were written: a lock and no more.
+    others = [name for name in sorted(os.listdir(folder)) if not name.startswith(_BEFORE_SETTINGS)]
     require(
-        path.exists() or not (bound or other),
+        path.exists() or not others,
         "output",
         str(folder),
-        f"holds results without a {journal.SETTINGS}: they are not of a job like this",
+        f"holds {', '.join(others[:3])} without a {journal.SETTINGS}: it is not of a job like this",
         "give another --output",
     )
     stored = journal.read_json(path) or {}
@@ -274,7 +279,9 @@ def _finish(job: _Job) -> int:
     outcome = f"{failed} of {job.rows} rows failed" if failed else f"{job.rows} rows"
     job.status.say(f"{'Finished' if left else 'Everything is finished'}: {outcome}")
     if failed:
-        job.status.say("To do the failed rows again, add --retry_failed")
+        job.status.say(
+            "To do the failed rows again, add --retry_failed; corrected rows are a job of their own"
+        )
     job.status.say(f"Results: {job.results.path}")
     return 1 if failed else 0
 

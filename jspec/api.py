@@ -127,11 +127,11 @@ def generate(
     speculation: SpeculationConfig | None = None,
     batch_size: int = 8,
 ) -> list[Completion]:
-    """Decode prompts and return one completion each, in order.
+    """Decode prompts and return their completions in order: one each, or `n` where asked for.
 
     Args:
         target: the model whose law the output has, whatever the drafter.
-        prompts: see `to_token_ids`.
+        prompts: texts, continued as they stand; chats; or token ids. See `to_token_ids`.
         drafter: from `ngram`, `draft_model`, `early_exit` or your own; None decodes plainly.
         sampling: for all prompts, or one for each; None is greedy with the defaults.
         speculation: how much to speculate; None takes the defaults with a drafter, gamma = 0

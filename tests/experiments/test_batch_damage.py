@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -133,3 +133,17 @@ def test_no_line_that_a_job_writes_is_damaged(run_batch: Command, job: Path) -> 
     assert run_batch(*arguments, rows=rows) == 1
     assert (job / "results.jsonl").read_bytes() == before
     assert read(job / "summary.json")["rows"] == len(rows)
+
+
+def test_a_folder_of_other_things_is_not_taken_over(
+    run_jspec: Callable[..., int], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    folder = tmp_path / "docs"
+    folder.mkdir()
+    (folder / "notes.md").write_text("mine")
+    source = tmp_path / "rows.jsonl"
+    source.write_text('{"prompt": "hi"}\n')
+    arguments = ["--experiment=batch", f"--input={source}", f"--output={folder}"]
+    assert run_jspec(*arguments) == 2
+    assert "holds notes.md without a settings.json" in capsys.readouterr().err
+    assert (folder / "notes.md").read_text() == "mine"
