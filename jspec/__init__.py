@@ -9,7 +9,7 @@
 
 Researchers who bring their own model function or drafter use the pure pieces: `jspec.decoding` (the
 round and the chunk), `jspec.verification`, `jspec.sampling`, `jspec.drafting.protocol`,
-`jspec.trees`, `jspec.cache`.
+`jspec.trees`, `jspec.tree_shapes`, `jspec.cache`.
 """
 
 from jspec.api import Prompt, generate, stream, to_token_ids
@@ -20,6 +20,7 @@ from jspec.errors import InputError
 from jspec.generation import Decoder
 from jspec.model import Model, load
 from jspec.model import draft_model_for as draft_model
+from jspec.model import draft_tree_for as draft_tree
 from jspec.model import early_exit_of as early_exit
 from jspec.requests import Completion, Delta, Request, TokenLogProbs
 from jspec.sampling_params import SamplingParams
@@ -39,6 +40,7 @@ __all__ = [
     "SpeculationConfig",
     "TokenLogProbs",
     "draft_model",
+    "draft_tree",
     "early_exit",
     "generate",
     "load",

@@ -120,9 +120,16 @@ def end(target: Model, request: Request) -> int:
     return min(longest, target.config.max_context)
 
 
-def capacity(target: Model, requests: Sequence[Request]) -> int:
-    """Return the slots a row of a batch: its longest row, rounded up to a multiple of 128."""
-    return -(-max(end(target, request) for request in requests) // 128) * 128
+def capacity(target: Model, requests: Sequence[Request], scratch: int = 0) -> int:
+    """Return the slots a row of a batch: its longest row, rounded up to a multiple of 128.
+
+    Args:
+        target: the model.
+        requests: of the batch.
+        scratch: slots past it that a round may write: a tree's nodes, whatever their depth.
+    """
+    longest = max(end(target, request) for request in requests)
+    return -(-(longest + scratch) // 128) * 128
 
 
 def new_state(
@@ -131,6 +138,7 @@ def new_state(
     requests: Sequence[Request],
     rows: int,
     cache_dtype: DTypeLike,
+    scratch: int = 0,
 ) -> DecodeState:
     """Return the state of a batch before its prefill.
 
@@ -140,9 +148,10 @@ def new_state(
         requests: one a row.
         rows: B; the rest is padded with inactive rows.
         cache_dtype: of keys and values.
+        scratch: as for `capacity`.
     """
     padded = [*requests, *[_FILLER] * (rows - len(requests))]
-    slots = capacity(target, padded)
+    slots = capacity(target, padded, scratch)
     tokens = np.zeros((rows, slots), np.int32)
     stops = [stop_ids(target, r.sampling) for r in padded]
     stop_table = np.full((rows, max(4, power_of_two(max(map(len, stops))))), -1, np.int32)

@@ -83,6 +83,32 @@ def commit(cache: KVCache, count: jax.Array) -> KVCache:
     return dataclasses.replace(cache, length=cache.length + count)
 
 
+def gather_path(cache: KVCache, path: jax.Array) -> KVCache:
+    """Move the scratch entries of an accepted path to where `commit` takes them from.
+
+    Args:
+        cache: with the T nodes' entries past each row's length.
+        path: [B, T] int32, the node of depth i at i; the root is node 0.
+
+    Returns:
+        The cache whose entry length + i is the node path[:, i]'s; nothing before a row's length or
+        past its scratch is touched.
+    """
+    nodes = path[:, 1:]
+    slots = cache.length[:, None] + nodes
+
+    def move(buffer: jax.Array) -> jax.Array:
+        index = jnp.minimum(slots, buffer.shape[2] - 1)[:, None, :, None]
+        entries = jnp.take_along_axis(buffer, index, axis=2)
+        return cache_write(buffer, jnp.swapaxes(entries, 1, 2), cache.length + 1)
+
+    return dataclasses.replace(
+        cache,
+        keys=tuple(move(keys) for keys in cache.keys),
+        values=tuple(move(values) for values in cache.values),
+    )
+
+
 def truncate(cache: KVCache, length: jax.Array) -> KVCache:
     """Cut every row to at most `length` ([B] int32) entries."""
     return dataclasses.replace(cache, length=jnp.minimum(cache.length, length))

@@ -21,6 +21,7 @@ from jspec.cache import KVCache
 from jspec.config import Verification
 from jspec.drafting.protocol import Context, Drafter, Outcome, PointMass, Proposal
 from jspec.state import DecodeState, Finish
+from jspec.tree_verification import verify_tree
 from jspec.trees import Topology
 from jspec.verification import Verdict, verify_chain
 
@@ -263,8 +264,13 @@ def _verify_and_commit(
             trees.paths(proposal.tokens, proposal.topology),
         )
     with jax.named_scope("accept"):
-        verdict = verify_chain(logits, proposal, state.sampling, keys, program.verification)
+        if proposal.topology.is_chain:
+            verdict = verify_chain(logits, proposal, state.sampling, keys, program.verification)
+        else:
+            verdict = verify_tree(logits, proposal, state.sampling, keys)
     with jax.named_scope("commit"):
+        if not proposal.topology.is_chain:
+            cache = kv.gather_path(cache, verdict.path)
         state = dataclasses.replace(state, cache=cache)
         state, committed = _commit(state, proposal, verdict)
         count = committed.counts
@@ -278,8 +284,9 @@ def _verify_and_commit(
             )
             state = dataclasses.replace(state, logprobs=kept)
         if drafter is not None and program.gamma > 0:
-            path = jnp.broadcast_to(jnp.arange(width, dtype=jnp.int32), (batch, width))
-            outcome = Outcome(length=state.length, committed=count, path=path, features=features)
+            outcome = Outcome(
+                length=state.length, committed=count, path=verdict.path, features=features
+            )
             state = dataclasses.replace(state, drafter=drafter.absorb(state.drafter, outcome))
     return state
 
@@ -299,7 +306,9 @@ def _commit(
     batch, gamma = proposal.tokens.shape
     position = jnp.arange(gamma + 1, dtype=jnp.int32)[None, :]
     accepted = verdict.accepted[:, None]
-    drafts = jnp.concatenate([proposal.tokens, verdict.final[:, None]], axis=1)
+    following = jnp.concatenate([verdict.path[:, 1:], jnp.zeros_like(accepted)], axis=1)
+    drafts = jnp.concatenate([jnp.zeros_like(accepted), proposal.tokens], axis=1)
+    drafts = jnp.take_along_axis(drafts, following, axis=1)
     tokens = jnp.where(position == accepted, verdict.final[:, None], drafts)
 
     # A stop ends the row at the stop's own token; the budget ends it otherwise. Unusable logits
@@ -324,10 +333,11 @@ def _commit(
     finish = jnp.where(stopped, int(Finish.STOP), state.finish)
     finish = jnp.where(full, int(Finish.LENGTH), finish)
     finish = jnp.where(failed, int(Finish.ERROR), finish)
+    depths = jnp.asarray(proposal.topology.depths)[None, 1:]
     traced = trace.record(
         state.trace,
         slots=slot,
-        proposed=jnp.sum(proposal.valid, axis=1, dtype=jnp.int32),
+        proposed=jnp.max(jnp.where(proposal.valid, depths, 0), axis=1, initial=0),
         accepted=verdict.accepted,
         overlap=verdict.overlap,
         discarded=jnp.where(state.active, verified - count, 0),

@@ -64,7 +64,7 @@ class Decoder:
     ) -> None:
         require_model("target", target)
         if speculation is None:
-            speculation = SpeculationConfig() if drafter is not None else SpeculationConfig(gamma=0)
+            speculation = _speculation(drafter)
         require(
             isinstance(speculation, SpeculationConfig),
             "speculation",
@@ -86,6 +86,21 @@ class Decoder:
             "asks for drafts but there is no drafter",
             "give a drafter, or gamma=0 for plain decoding",
         )
+        drafts = drafter.drafts if drafter is not None else None
+        require(
+            drafts is None or speculation.gamma in (0, drafts),
+            "gamma",
+            speculation.gamma,
+            f"is not the {drafts} drafts of the drafter's tree",
+            f"leave it out, or give gamma={drafts}, or 0 for plain decoding",
+        )
+        require(
+            drafts is None or speculation.verification == "token",
+            "verification",
+            speculation.verification,
+            "is a rule for chains, and the drafter makes trees",
+            "use token",
+        )
         require_integer("batch_size", batch_size)
         require(batch_size >= 1, "batch_size", batch_size, "is below 1", "decode at least one row")
         require_integer("prefill_width", prefill_width)
@@ -99,6 +114,7 @@ class Decoder:
         self.target = target
         self.drafter = drafter if speculation.gamma > 0 else None
         self.speculation = speculation
+        self._scratch = (drafts or 0) if self.drafter is not None else 0
         self.batch_size = batch_size
         self.prefill_width = prefill_width
         self.cache_dtype = (
@@ -170,7 +186,7 @@ class Decoder:
 
     def capacity(self, requests: Sequence[Request]) -> int:
         """Return the slots a row of a batch: its longest row, rounded up to a multiple of 128."""
-        return admission.capacity(self.target, requests)
+        return admission.capacity(self.target, requests, self._scratch)
 
     def new_state(self, requests: Sequence[Request]) -> DecodeState:
         """Return the state of a batch before its prefill, in buckets of static shape.
@@ -179,7 +195,9 @@ class Decoder:
         """
         rows = min(self.batch_size, admission.power_of_two(len(requests)))
         drafter = self._program.drafter
-        return admission.new_state(self.target, drafter, requests, rows, self.cache_dtype)
+        return admission.new_state(
+            self.target, drafter, requests, rows, self.cache_dtype, self._scratch
+        )
 
     def _stream(self, requests: Sequence[Request]) -> Iterator[Delta]:
         samples = [
@@ -246,3 +264,10 @@ class Decoder:
                         yield delta
                     ended[row] = reader.done
             rounds_wanted = min(most_rounds, np.iinfo(np.int32).max)
+
+
+def _speculation(drafter: object) -> SpeculationConfig:
+    """Return what holds where nothing is asked for."""
+    if not isinstance(drafter, BoundDrafter):
+        return SpeculationConfig() if drafter is not None else SpeculationConfig(gamma=0)
+    return SpeculationConfig() if drafter.drafts is None else SpeculationConfig(drafter.drafts)

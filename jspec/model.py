@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from pathlib import Path
 
 import jax
@@ -11,7 +12,7 @@ from jax.typing import DTypeLike
 
 from jspec import checkpoints, hub
 from jspec.config import ModelConfig
-from jspec.drafting import BoundDrafter, draft_model
+from jspec.drafting import BoundDrafter, draft_model, draft_tree
 from jspec.errors import InputError, require
 from jspec.models.parameters import TransformerParams
 from jspec.models.transformer import Transformer
@@ -99,6 +100,32 @@ def draft_model_for(target: Model, drafter: Model) -> BoundDrafter:
     Raises:
         InputError: one is no model, or the two models' tokenizers differ.
     """
+    _require_one_vocabulary(target, drafter)
+    return draft_model.draft_model(drafter.config, drafter.params)
+
+
+def draft_tree_for(
+    target: Model,
+    drafter: Model,
+    parents: Sequence[int],
+    draws: draft_tree.Draws = "without-replacement",
+) -> BoundDrafter:
+    """Return a drafter that drafts a tree by `drafter`, a model of the target's own vocabulary.
+
+    Args:
+        target: what is drafted for.
+        drafter: the draft model.
+        parents: of the tree's nodes, as `jspec.tree_shapes` makes them; -1 for the root.
+        draws: how children are chosen: "top-k", "without-replacement" or "independent".
+
+    Raises:
+        InputError: as `draft_model_for`, or the tree is none.
+    """
+    _require_one_vocabulary(target, drafter)
+    return draft_tree.draft_tree(drafter.config, drafter.params, parents, draws)
+
+
+def _require_one_vocabulary(target: Model, drafter: Model) -> None:
     require_model("target", target)
     require_model("drafter", drafter)
     if target.tokenizer is not None and drafter.tokenizer is not None:
@@ -111,7 +138,6 @@ def draft_model_for(target: Model, drafter: Model) -> BoundDrafter:
                 f"has another tokenizer than the target: {same} of {len(ours)} tokens agree",
                 "use a drafter of the target's family",
             )
-    return draft_model.draft_model(drafter.config, drafter.params)
 
 
 def early_exit_of(target: Model, layers: int) -> BoundDrafter:

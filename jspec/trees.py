@@ -26,11 +26,14 @@ class Topology:
         parents: [T] int32, parent of each node; -1 for the root.
         depths: [T] int32, 0 for the root.
         ancestors: [T, ceil(T / 32)] uint32, packed ancestor-or-self bits.
+        is_chain: static; every node's parent is the node before it, so nothing has to be moved when
+            a path is accepted.
     """
 
     parents: Array
     depths: Array
     ancestors: Array
+    is_chain: bool = dataclasses.field(default=False, metadata={"static": True})
 
     @property
     def size(self) -> int:
@@ -66,6 +69,7 @@ def from_parents(parents: tuple[int, ...]) -> Topology:
         parents=np.asarray(parents, np.int32),
         depths=depths,
         ancestors=bits.sum(axis=-1).astype(np.uint32),
+        is_chain=parents == tuple(range(-1, size - 1)),
     )
 
 

@@ -30,12 +30,14 @@ class Verdict:
             probability under the token rule); meaningful where the position was examined, that is
             up to the first rejection.
         finite: [B] bool, the logits of the root and of every accepted draft were usable.
+        path: [B, K + 1] int32, path[:, i] the accepted node of depth i; past `accepted` unread.
     """
 
     accepted: jax.Array
     final: jax.Array
     overlap: jax.Array
     finite: jax.Array
+    path: jax.Array
 
 
 def _leading(flags: jax.Array) -> jax.Array:
@@ -218,4 +220,5 @@ def verify_chain(
     )
     examined = jnp.arange(nodes, dtype=jnp.int32)[None, :] <= accepted[:, None]
     finite = jnp.all(usable | ~examined, axis=-1)
-    return Verdict(accepted=accepted, final=final, overlap=overlap, finite=finite)
+    path = jnp.broadcast_to(jnp.arange(nodes, dtype=jnp.int32), (batch, nodes))
+    return Verdict(accepted=accepted, final=final, overlap=overlap, finite=finite, path=path)

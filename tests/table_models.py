@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -26,8 +27,8 @@ from jspec.trees import Topology
 class TableTarget:
     """Logits are table[token before, token], params being the [V, V, V] float32 table.
 
-    The token before is read from the cache, which holds token ids as its keys: a cache that is
-    wrong by one entry gives another law.
+    The token before (a node's parent) is read from the cache, which holds token ids as its keys: a
+    cache that is wrong by one entry gives another law.
     """
 
     vocab_size: int
@@ -50,8 +51,8 @@ class TableTarget:
         entries = tokens[:, :, None, None].astype(jnp.float32)
         keys, values = kv.write(cache, 0, entries, entries)
         cache = KVCache(keys=(keys,), values=(values,), length=cache.length)
-        slot = cache.length[:, None] + jnp.arange(tokens.shape[1], dtype=jnp.int32)[None, :]
-        before = jnp.take_along_axis(keys[:, 0, :, 0], jnp.maximum(slot - 1, 0), axis=1)
+        slot = cache.length[:, None] + jnp.asarray(topology.parents)[None, :]
+        before = jnp.take_along_axis(keys[:, 0, :, 0], jnp.maximum(slot, 0), axis=1)
         state = before.astype(jnp.int32) * self.vocab_size + tokens
         return state.reshape(1, -1), cache, ()
 
@@ -108,6 +109,7 @@ def start(
     gamma: int,
     drafter: Drafter | None = None,
     stops: Sequence[int] = (),
+    drafter_params: Any = (),
 ) -> DecodeState:
     """Return prefilled rows.
 
@@ -120,6 +122,7 @@ def start(
         gamma: largest of the rounds to come.
         drafter: whose state is put in.
         stops: ids that end every row.
+        drafter_params: the drafter's.
     """
     batch, length = prompts.shape
     given = list(params) * (batch // len(params))
@@ -136,7 +139,7 @@ def start(
         drafter,
         max(length - 1, 1),
         table,
-        (),
+        drafter_params,
         DecodeState(
             tokens=jnp.asarray(tokens),
             length=jnp.full(batch, length, jnp.int32),

@@ -16,8 +16,11 @@ class BoundDrafter:
         name: for results and messages.
         drafter: the pure functions.
         params: their parameters, () where there are none.
+        drafts: how many it proposes a round where it can't be told (the nodes of its tree but the
+            root), None where gamma says.
     """
 
     name: str
     drafter: Drafter
     params: Any = ()
+    drafts: int | None = None

@@ -28,17 +28,30 @@ class PointMass:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Dense:
-    """Drafts drawn from a distribution over the target's whole vocabulary.
+    """Drafts drawn, independently, from a distribution over the target's whole vocabulary.
 
     Attributes:
-        log_q: [B, K, V] float32, the very distribution that each draft was drawn from, after the
-            row's transforms; a greedy row's is a point mass.
+        log_q: [B, P, V] float32, for each node the very distribution that its children were drawn
+            from, after the row's transforms; a greedy row's is a point mass. Of a chain P is K, in
+            a tree nodes at or past P have no children.
     """
 
     log_q: jax.Array
 
 
-Law = PointMass | Dense
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class WithoutReplacement:
+    """Siblings drawn one after another without replacement, as by Gumbel top-k; else as `Dense`.
+
+    Attributes:
+        log_q: [B, P, V] float32, what a node's first child was drawn from.
+    """
+
+    log_q: jax.Array
+
+
+Law = PointMass | Dense | WithoutReplacement
 
 
 @jax.tree_util.register_dataclass
@@ -49,6 +62,7 @@ class Proposal:
     Attributes:
         tokens: [B, K] int32.
         topology: of K + 1 nodes.
+            Siblings are examined in the order of their indices.
         valid: [B, K] bool; an invalid node is neither proposed nor accepted, and its descendants
             are invalid too.
         law: how the drafts were chosen.

@@ -182,3 +182,12 @@ def test_a_draft_model_of_another_vocabulary_is_refused() -> None:
     with pytest.raises(InputError, match="1 of 3 tokens agree") as caught:
         jspec.draft_model(target, drafter)
     assert caught.value.value == "other"
+
+
+def test_a_tree_by_a_draft_model() -> None:
+    bound = jspec.draft_tree(TARGET, TARGET, (-1, 0, 0, 1), "top-k")
+    assert (bound.name, bound.drafts) == ("draft-tree-3", 3)
+    plain = jspec.generate(TARGET, [(1, 2, 3)])
+    drafted = jspec.generate(TARGET, [(1, 2, 3)], drafter=bound)
+    assert drafted[0].token_ids == plain[0].token_ids
+    assert drafted[0].counts.rounds < plain[0].counts.rounds

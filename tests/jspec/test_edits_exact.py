@@ -18,14 +18,15 @@ from jax.typing import DTypeLike
 
 from jspec import decoding, edits, trees
 from jspec.cache import KVCache
-from jspec.config import Verification
+from jspec.config import ModelConfig, Verification
 from jspec.decoding import Program
+from jspec.drafting.draft_tree import Draws, draft_tree
 from jspec.drafting.protocol import Drafter
 from jspec.edits import RowEdits
 from jspec.sampling_params import SamplingParams
 from jspec.state import DecodeState
 from jspec.trees import Topology
-from tests import chi_square, table_models
+from tests import chi_square, table_models, tiny
 from tests.jspec import exact_rounds
 from tests.jspec.exact_rounds import check
 from tests.oracles import chains, transforms
@@ -252,6 +253,54 @@ def test_the_first_four_tokens_over_many_rounds(
     spread, _ = run_chunk(program, target, draft, split, more, done)
     np.testing.assert_array_equal(spread.tokens, after.tokens)
     np.testing.assert_array_equal(spread.length, after.length)
+
+
+# --- trees through the same loop ------------------------------------------------------------------
+
+TREE = (-1, 0, 0, 1, 1, 2, 3)
+
+
+@dataclasses.dataclass(frozen=True)
+class TableModel(table_models.TableTarget):
+    """A table that can draft: it knows its longest context."""
+
+    @property
+    def config(self) -> ModelConfig:
+        return dataclasses.replace(tiny.CONFIG, max_context=1000)
+
+
+@pytest.mark.parametrize("draws", ["top-k", "without-replacement", "independent"])
+def test_the_first_four_tokens_over_many_rounds_of_trees(draws: Draws) -> None:
+    count = 10000
+    target, draft = _tables()
+    model = TableModel(SMALL)
+    bound = draft_tree(tiny.CONFIG, (), TREE, draws)  # type: ignore[arg-type]
+    drafter = dataclasses.replace(bound.drafter, model=model)  # type: ignore[type-var]
+    # The drafter's table knows nothing of the token before.
+    given = dataclasses.replace(bound.params, model=np.broadcast_to(draft, (SMALL,) * 3))
+    state = table_models.start(
+        model,
+        target,
+        np.tile(np.array(PROMPT), (count, 1)),
+        [params(ROW, LOOP)],
+        np.arange(count) + 1000,
+        len(TREE),
+        drafter,
+        LOOP.stops,
+        given,
+    )
+    program = Program(model, drafter, len(TREE) - 1)
+    after, rounds = run_chunk(program, target, given, state, np.int32(64), np.bool_(False))
+    first = np.asarray(after.tokens)[:, len(PROMPT) : len(PROMPT) + 4]
+    assert (_law()[tuple(first.T)] > 0).all()
+    observed = np.zeros((4,) * 4)
+    np.add.at(observed, tuple((first // 2).T), 1)
+    coarse = _law().reshape((4, 2) * 4).sum(axis=(1, 3, 5, 7))
+    assert chi_square.p_value(observed, coarse) > chi_square.LEAST_P
+    # Not by never accepting: rounds are fewer than tokens.
+    words = np.asarray(after.trace.rounds)
+    assert (words >= 0).sum() < 0.8 * (np.asarray(after.length) - len(PROMPT)).sum()
+    assert int(rounds) > 1
 
 
 # --- the real vocabulary --------------------------------------------------------------------------

@@ -13,6 +13,7 @@ import pytest
 from jspec.config import SpeculationConfig
 from jspec.drafting import BoundDrafter
 from jspec.drafting.draft_model import draft_model
+from jspec.drafting.draft_tree import draft_tree
 from jspec.drafting.ngram import ngram
 from jspec.generation import Decoder, run_chunk, run_prefill
 from jspec.model import Model
@@ -28,6 +29,7 @@ CASES: dict[str, tuple[BoundDrafter | None, int]] = {
     "plain": (None, 0),
     "ngram": (ngram(), 7),
     "draft-model": (draft_model(SMALL, tiny.params(SMALL)), 4),
+    "draft-tree": (draft_tree(SMALL, tiny.params(SMALL), (-1, 0, 0, 1, 2), "top-k"), 4),
 }
 
 
@@ -36,7 +38,7 @@ def compiled(name: str, rows: int, slots: int) -> tuple[Any, Any]:
     """Return the compiled chunk and its state."""
     drafter, gamma = CASES[name]
     decoder = Decoder(TARGET, drafter, SpeculationConfig(gamma), batch_size=rows)
-    params = SamplingParams(max_new_tokens=slots - 10)
+    params = SamplingParams(max_new_tokens=slots - 30)
     state = decoder.new_state([Request((1, 2, 3), params)] * rows)
     assert state.cache.capacity == slots
     lowered = run_chunk.lower(

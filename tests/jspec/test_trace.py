@@ -157,6 +157,7 @@ def run_commit(case: Case) -> tuple[DecodeState, int, int]:
         final=jnp.asarray([case.final], jnp.int32),
         overlap=jnp.asarray([[0.5, 0.25, 0.125]], jnp.float32),
         finite=jnp.asarray([case.finite]),
+        path=jnp.arange(WIDTH + 1, dtype=jnp.int32)[None],
     )
     after, committed = commit(state, proposal, verdict)
     return after, start, int(committed.counts[0])

@@ -1,0 +1,260 @@
+"""Drafting a tree with a smaller language model of its own cache.
+
+Level by level, the draft model runs over all nodes of the tree and gives the children of the level
+just filled. The topology is data: another one of the same size runs the same program.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Literal, get_args
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.typing import DTypeLike
+
+from jspec import cache as kv
+from jspec import edits, randomness, sampling, trees
+from jspec.cache import KVCache
+from jspec.config import ModelConfig
+from jspec.drafting import BoundDrafter
+from jspec.drafting.draft_model import fit_vocabulary
+from jspec.drafting.protocol import (
+    Context,
+    Dense,
+    Law,
+    Outcome,
+    PointMass,
+    Proposal,
+    WithoutReplacement,
+)
+from jspec.errors import InputError, require
+from jspec.models.parameters import TransformerParams
+from jspec.models.transformer import Transformer
+from jspec.randomness import Purpose
+from jspec.trees import Topology
+
+Draws = Literal["top-k", "without-replacement", "independent"]
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class DraftTreeParams:
+    """What `DraftTreeDrafter` runs with.
+
+    Attributes:
+        model: the draft model's.
+        topology: of T nodes.
+        ranks: [T] int32, place of each node among its siblings.
+    """
+
+    model: TransformerParams
+    topology: Topology
+    ranks: jax.Array
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class DraftTreeState:
+    """State of `DraftTreeDrafter`.
+
+    Attributes:
+        cache: of the committed tokens short of the pending one, at most.
+        levels: [B] int32, levels of the last tree that the cache's scratch holds: all but the last,
+            whose tokens were chosen but never run.
+    """
+
+    cache: KVCache
+    levels: jax.Array
+
+
+@dataclasses.dataclass(frozen=True)
+class DraftTreeDrafter:
+    """Drafts a tree from a language model with a cache of its own.
+
+    Attributes:
+        model: the draft model.
+        children: most children that a node of the topology may have.
+        draws: how children are chosen: the most probable tokens, or drawn from q without
+            replacement (Gumbel top-k) or independently. Greedy rows take the most probable ones.
+    """
+
+    model: Transformer
+    children: int
+    draws: Draws
+
+    @property
+    def feature_layers(self) -> tuple[int, ...]:
+        """It has features of its own."""
+        return ()
+
+    def init(self, batch: int, capacity: int, dtype: DTypeLike) -> DraftTreeState:
+        """Return an empty cache."""
+        cache = self.model.init_cache(batch, capacity, dtype)
+        return DraftTreeState(cache, jnp.zeros(batch, jnp.int32))
+
+    def synced(self, state: DraftTreeState, length: jax.Array) -> jax.Array:
+        """Return the cache's own length."""
+        return state.cache.length
+
+    def extend(
+        self,
+        params: DraftTreeParams,
+        state: DraftTreeState,
+        tokens: jax.Array,
+        count: jax.Array,
+        features: tuple[jax.Array, ...],
+    ) -> DraftTreeState:
+        """Run the tokens through the draft model."""
+        chain = trees.chain(tokens.shape[1] - 1)
+        _, cache, _ = self.model.forward(params.model, tokens, state.cache, chain)
+        return dataclasses.replace(state, cache=kv.commit(cache, count))
+
+    def propose(
+        self, params: DraftTreeParams, state: DraftTreeState, context: Context, gamma: int
+    ) -> tuple[Proposal, DraftTreeState]:
+        """Fill the tree; `gamma` is its number of drafts."""
+        topology, size = params.topology, params.topology.size
+        if gamma != size - 1:
+            raise ValueError(f"gamma is {gamma}, but the tree has {size - 1} drafts")
+        # After an accepted leaf the cache lacks the token before the pending one.
+        cache = jax.lax.while_loop(
+            lambda cache: jnp.any(cache.length < context.length - 1),
+            lambda cache: self._catch_up(params, cache, context),
+            state.cache,
+        )
+        depths, parents = jnp.asarray(topology.depths), jnp.asarray(topology.parents)
+        greedy = sampling.is_greedy(context.sampling)
+        batch, vocab = context.length.shape[0], context.vocab_size
+        pending = jnp.take_along_axis(context.tokens, context.length[:, None] - 1, axis=1)
+        node = jnp.broadcast_to(jnp.arange(size, dtype=jnp.int32), (batch, size))
+        drawn = self.draws != "top-k"
+
+        def fill(
+            level: jax.Array, carry: tuple[jax.Array, jax.Array, KVCache, jax.Array]
+        ) -> tuple[jax.Array, jax.Array, KVCache, jax.Array]:
+            tokens, valid, cache, log_q = carry
+            hidden, cache, _ = self.model.forward(params.model, tokens, cache, topology)
+            logits = fit_vocabulary(self.model.logits(params.model, hidden), vocab)
+            logits = edits.apply(
+                context.sampling.edits,
+                logits.reshape(batch, size, vocab),
+                context.tokens,
+                context.length,
+                trees.paths(tokens[:, 1:], topology),
+            )
+            scores = logits
+            if drawn:
+                log_level = sampling.log_probs(logits, context.sampling)
+                log_q = jnp.where((depths == level)[None, :, None], log_level, log_q)
+                scores = jnp.where(greedy[:, None, None], logits, self._noisy(log_q, context))
+            if self.draws == "independent":
+                # Each child draws from its parent's q with a key of its own.
+                chosen, score = self._independent(log_q, node, parents, context)
+                best, best_score = self._ranked(logits, params)
+                chosen = jnp.where(greedy[:, None], best, chosen)
+                score = jnp.where(greedy[:, None], best_score, score)
+            else:
+                chosen, score = self._ranked(scores, params)
+            below = (depths == level + 1)[None, :]
+            tokens = jnp.where(below, chosen, tokens)
+            valid = jnp.where(below, score > -jnp.inf, valid)
+            return tokens, valid, cache, log_q
+
+        start = (
+            jnp.broadcast_to(pending, (batch, size)),
+            jnp.ones((batch, size), bool),
+            cache,
+            jnp.zeros((batch, size, vocab if drawn else 0), jnp.float32),
+        )
+        levels = jnp.max(depths)
+        tokens, valid, cache, log_q = jax.lax.fori_loop(0, levels, fill, start)
+        state = DraftTreeState(cache, jnp.broadcast_to(levels, (batch,)))
+        # Beyond its own context the draft model knows no positions.
+        reach = self.model.config.max_context - context.length + 1
+        valid &= depths[None, :] <= reach[:, None]
+        law: Law = PointMass()
+        if drawn:
+            law = Dense(log_q) if self.draws == "independent" else WithoutReplacement(log_q)
+        return Proposal(tokens[:, 1:], topology, valid[:, 1:], law), state
+
+    def _catch_up(self, params: DraftTreeParams, cache: KVCache, context: Context) -> KVCache:
+        behind = context.length - 1 - cache.length
+        slot = jnp.minimum(cache.length, context.length - 1)[:, None]
+        token = jnp.take_along_axis(context.tokens, slot, axis=1)
+        _, cache, _ = self.model.forward(params.model, token, cache, trees.chain(0))
+        return kv.commit(cache, jnp.minimum(behind, 1))
+
+    def _noisy(self, log_q: jax.Array, context: Context) -> jax.Array:
+        """Return log q with Gumbel noise of every node: its order is a draw of the children."""
+        if self.draws != "without-replacement":
+            return log_q
+        batch, size, vocab = log_q.shape
+        node = jnp.broadcast_to(jnp.arange(size, dtype=jnp.int32), (batch, size))
+        keys = randomness.node_keys(context.keys, node, Purpose.DRAFT)
+        return log_q + randomness.gumbels(keys.reshape(-1), vocab).reshape(log_q.shape)
+
+    def _independent(
+        self, log_q: jax.Array, node: jax.Array, parents: jax.Array, context: Context
+    ) -> tuple[jax.Array, jax.Array]:
+        own = jnp.take(log_q, jnp.maximum(parents, 0), axis=1)
+        batch, size, vocab = own.shape
+        keys = randomness.node_keys(context.keys, node, Purpose.DRAFT).reshape(-1)
+        tokens = sampling.draw(own.reshape(-1, vocab), keys).reshape(batch, size)
+        return tokens, jnp.take_along_axis(own, tokens[..., None], axis=-1)[..., 0]
+
+    def _ranked(self, scores: jax.Array, params: DraftTreeParams) -> tuple[jax.Array, jax.Array]:
+        """Return, for each node, the token of its rank among its parent's scores, and the score."""
+        best, ids = jax.lax.top_k(scores, self.children)
+        parents = jnp.maximum(jnp.asarray(params.topology.parents), 0)
+        return ids[:, parents, params.ranks], best[:, parents, params.ranks]
+
+    def absorb(self, state: DraftTreeState, outcome: Outcome) -> DraftTreeState:
+        """Keep the accepted path, short of the new pending token and of a leaf that never ran."""
+        cache = kv.gather_path(state.cache, outcome.path)
+        kept = jnp.minimum(outcome.committed, state.levels)
+        return dataclasses.replace(state, cache=kv.commit(cache, kept))
+
+    def permute_rows(self, state: DraftTreeState, source: jax.Array) -> DraftTreeState:
+        """Move rows."""
+        return jax.tree.map(lambda leaf: jnp.take(leaf, source, axis=0), state)
+
+
+def draft_tree(
+    config: ModelConfig,
+    params: TransformerParams,
+    parents: Sequence[int],
+    draws: Draws = "without-replacement",
+) -> BoundDrafter:
+    """Return a drafter that drafts a tree from a language model of the target's tokenizer.
+
+    Args:
+        config: of the draft model.
+        params: of the draft model.
+        parents: the tree, as for `trees.from_parents`.
+        draws: how children are chosen.
+
+    Raises:
+        InputError: the tree is none, or has no drafts.
+    """
+    try:
+        topology = trees.from_parents(tuple(parents))
+    except ValueError as error:
+        raise InputError(
+            "parents", tuple(parents), f"is no tree ({error})", "give -1, then earlier nodes"
+        ) from None
+    require(len(parents) > 1, "parents", tuple(parents), "has no drafts", "give a larger tree")
+    require(
+        draws in get_args(Draws), "draws", draws, "is not a choice", f"use one of {get_args(Draws)}"
+    )
+    ranks = [list(parents[:node]).count(parent) for node, parent in enumerate(parents)]
+    topology = jax.tree.map(jnp.asarray, topology)
+    children = max(list(parents).count(node) for node in range(len(parents)))
+    return BoundDrafter(
+        f"draft-tree-{len(parents) - 1}",
+        DraftTreeDrafter(Transformer(config), children, draws),
+        DraftTreeParams(params, topology, jnp.asarray(np.array(ranks, np.int32))),
+        drafts=len(parents) - 1,
+    )

@@ -1,0 +1,319 @@
+"""Verification of token trees: which path to accept, and the token that follows it.
+
+Every rule is lossless. A node's children are its candidates in the order of their indices, and one
+is examined only after all before it were rejected:
+
+- deterministic candidates (point masses: n-gram, top-k): accept x with r(x), then r(x) <- 0;
+- candidates drawn independently from q (SpecInfer, Miao et al., arXiv 2305.09781): accept with
+  min(1, r(x) / q(x)), on rejection r <- norm(max(r - q, 0));
+- candidates drawn without replacement (recursive rejection sampling, Sequoia, Chen et al.,
+  arXiv 2402.12374): the same, and after a rejection q(x) <- 0, q renormalised.
+
+r starts as p of the node, and the last r gives the token after the path.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jspec import randomness, sampling
+from jspec.drafting.protocol import Dense, Proposal, WithoutReplacement
+from jspec.randomness import Purpose
+from jspec.sampling import RowSampling
+from jspec.trees import Topology
+from jspec.verification import Verdict
+from pallas_kernels.tree_attention.reference import unpack_ancestors
+
+
+class _Links(NamedTuple):
+    """A topology as the walk reads it.
+
+    Attributes:
+        parents: [T], 0 for the root too.
+        depths: [T].
+        on_path: [T, T] bool, [t, a]: a is t or an ancestor of it, and no root.
+        earlier: [T, T] bool, [t, s]: s is a sibling examined before t.
+    """
+
+    parents: jax.Array
+    depths: jax.Array
+    on_path: jax.Array
+    earlier: jax.Array
+
+
+def _links(topology: Topology) -> _Links:
+    size = topology.size
+    node = jnp.arange(size, dtype=jnp.int32)
+    parents = jnp.asarray(topology.parents)
+    draft = node > 0
+    on_path = unpack_ancestors(jnp.asarray(topology.ancestors), size) & draft[None, :]
+    siblings = (parents[:, None] == parents[None, :]) & draft[:, None] & draft[None, :]
+    return _Links(
+        parents=jnp.maximum(parents, 0),
+        depths=jnp.asarray(topology.depths),
+        on_path=on_path,
+        earlier=siblings & (node[None, :] < node[:, None]),
+    )
+
+
+class TreeDecision(NamedTuple):
+    """What is accepted.
+
+    Attributes:
+        accepted: [B] int32, drafts on the path.
+        path: [B, T] int32, path[:, i] the node of depth i on it, 0 past its end.
+        log_rest: [B, V] float32, law of the token after it, up to a constant.
+        overlap: [B, T - 1] float32, at depth i the chance that a child of path[:, i] is accepted.
+    """
+
+    accepted: jax.Array
+    path: jax.Array
+    log_rest: jax.Array
+    overlap: jax.Array
+
+
+def _gather(values: jax.Array, nodes: jax.Array, tokens: jax.Array) -> jax.Array:
+    """Return values[b, nodes[b, k], tokens[b, k]] of [B, T, V]."""
+    row = jax.lax.broadcasted_iota(jnp.int32, tokens.shape, 0)
+    return values[row, jnp.broadcast_to(nodes, tokens.shape), tokens]
+
+
+def _node(values: jax.Array, node: jax.Array) -> jax.Array:
+    """Return values[b, node[b]] of [B, T, V]."""
+    return jnp.take_along_axis(values, node[:, None, None], axis=1)[:, 0]
+
+
+def _follow(wins: jax.Array, links: _Links) -> tuple[jax.Array, jax.Array]:
+    """Return the accepted count [B] and path [B, T] where at most one child of a node wins."""
+    won = jnp.pad(wins, [(0, 0), (1, 0)], constant_values=True)
+    reached = jnp.all(~links.on_path[None] | won[:, None, :], axis=-1)
+    depth = jnp.arange(links.depths.shape[0], dtype=jnp.int32)
+    at = reached[:, None, :] & (links.depths[None, None, :] == depth[None, :, None])
+    node = jnp.arange(links.depths.shape[0], dtype=jnp.int32)
+    path = jnp.sum(jnp.where(at, node[None, None, :], 0), axis=-1, dtype=jnp.int32)
+    return jnp.sum(reached, axis=-1, dtype=jnp.int32) - 1, path
+
+
+def _first_of_siblings(wins: jax.Array, links: _Links) -> jax.Array:
+    """Keep the first winner ([B, T - 1]) among siblings."""
+    before = links.earlier[None, 1:, 1:] & wins[:, None, :]
+    return wins & ~jnp.any(before, axis=-1)
+
+
+def greedy(logits: jax.Array, proposal: Proposal) -> tuple[TreeDecision, jax.Array]:
+    """Follow the children that are the argmax; the law of every rule at temperature 0.
+
+    Returns:
+        The decision, whose `log_rest` is [B, 0], and the [B] int32 token after the path.
+    """
+    links = _links(proposal.topology)
+    best = jnp.argmax(logits, axis=-1).astype(jnp.int32)
+    parents = links.parents[1:]
+    match = (proposal.tokens == best[:, parents]) & proposal.valid
+    accepted, path = _follow(_first_of_siblings(match, links), links)
+    last = jnp.take_along_axis(path, accepted[:, None], axis=1)
+    final = jnp.take_along_axis(best, last, axis=1)[:, 0]
+    hit = jnp.any(
+        match[:, None, :] & (parents[None, None, :] == path[:, :-1, None]), axis=-1
+    ).astype(jnp.float32)
+    return TreeDecision(accepted, path, logits[:, 0, :0], hit), final
+
+
+def deterministic(log_p: jax.Array, proposal: Proposal, coins: jax.Array) -> TreeDecision:
+    """Decide about candidates chosen without chance.
+
+    Args:
+        log_p: [B, T, V] float32.
+        proposal: T - 1 candidates, point masses.
+        coins: [B, T - 1] float32 in [0, 1).
+    """
+    links = _links(proposal.topology)
+    parents = links.parents[1:]
+    earlier = links.earlier[1:, 1:]
+    tokens, valid = proposal.tokens, proposal.valid
+    same = tokens[:, :, None] == tokens[:, None, :]
+    repeated = jnp.any(same & earlier[None] & valid[:, None, :], axis=-1)
+    p = jnp.exp(_gather(log_p, parents[None, :], tokens))
+    p = jnp.where(valid & ~repeated, p, 0.0)
+    # What the siblings before have taken; none of it can be rounded away when summed in order.
+    taken = jnp.sum(jnp.where(earlier[None], p[:, None, :], 0.0), axis=-1)
+    wins = _first_of_siblings(coins * (1.0 - taken) < p, links)
+    accepted, path = _follow(wins, links)
+    last = jnp.take_along_axis(path, accepted[:, None], axis=1)[:, 0]
+    own = _node(log_p, last)
+    rejected = (parents[None, :] == last[:, None]) & valid
+    row = jax.lax.broadcasted_iota(jnp.int32, tokens.shape, 0)
+    gone = jnp.where(rejected, tokens, own.shape[-1])
+    rest = own.at[row, gone].set(-jnp.inf, mode="drop")
+    empty = jnp.max(rest, axis=-1) == -jnp.inf
+    children = parents[None, None, :] == path[:, :-1, None]
+    overlap = jnp.sum(jnp.where(children, p[:, None, :], 0.0), axis=-1)
+    return TreeDecision(accepted, path, jnp.where(empty[:, None], own, rest), overlap)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class _Walk:
+    """Where each row's walk is.
+
+    Attributes:
+        node: [B] int32, the deepest accepted node.
+        candidate: [B] int32, its child under examination; 0 where there is none left.
+        r: [B, V] float32, what is left of p there.
+        q: [B, V] float32, what the candidate was drawn from.
+        wins: [B, T] bool, accepted nodes.
+        missed: [B, T] float32, by node, the chance that no child examined so far is accepted.
+    """
+
+    node: jax.Array
+    candidate: jax.Array
+    r: jax.Array
+    q: jax.Array
+    wins: jax.Array
+    missed: jax.Array
+
+
+def drawn(
+    log_p: jax.Array, proposal: Proposal, coins: jax.Array, log_q: jax.Array, replaced: bool
+) -> TreeDecision:
+    """Decide about candidates drawn from q, one after another.
+
+    Args:
+        log_p: [B, T, V] float32.
+        proposal: T - 1 candidates.
+        coins: [B, T - 1] float32 in [0, 1).
+        log_q: [B, P, V] float32, what the children of node i were drawn from; nodes at or past P
+            have none.
+        replaced: static; drawn independently, else without replacement.
+    """
+    links = _links(proposal.topology)
+    size = proposal.topology.size
+    valid = jnp.pad(proposal.valid, [(0, 0), (1, 0)])
+    tokens = jnp.pad(proposal.tokens, [(0, 0), (1, 0)])
+    coins = jnp.pad(coins, [(0, 0), (1, 0)])
+    node = jnp.arange(size, dtype=jnp.int32)
+    child = (links.parents[None, :] == node[:, None]) & (node[None, :] > 0)
+
+    def at(array: jax.Array, index: jax.Array) -> jax.Array:
+        return jnp.take_along_axis(array, index[:, None], axis=1)[:, 0]
+
+    def next_child(parent: jax.Array, after: jax.Array) -> jax.Array:
+        """Return the first valid child past the node `after`, 0 if there is none."""
+        fits = jnp.take(child, parent, axis=0) & valid & (node[None, :] > after[:, None])
+        first = jnp.min(jnp.where(fits, node[None, :], size), axis=1)
+        return jnp.where(first < size, first, 0)
+
+    def law(log_law: jax.Array, index: jax.Array) -> jax.Array:
+        return jnp.exp(_node(log_law, jnp.minimum(index, log_law.shape[1] - 1)))
+
+    def step(walk: _Walk) -> _Walk:
+        active = walk.candidate > 0
+        token = at(tokens, walk.candidate)[:, None]
+        p_token = jnp.take_along_axis(walk.r, token, axis=1)[:, 0]
+        q_token = jnp.take_along_axis(walk.q, token, axis=1)[:, 0]
+        # A candidate that q has no more of was not drawn from it.
+        accept = active & (q_token > 0) & (at(coins, walk.candidate) * q_token < p_token)
+        reject = active & ~accept
+        # The residual, unless rounding has left none: then p equals q and nothing changes.
+        rest = jnp.maximum(walk.r - walk.q, 0.0)
+        mass = jnp.sum(rest, axis=-1, keepdims=True)
+        rest = jnp.where(mass > 0, rest / jnp.where(mass > 0, mass, 1.0), walk.r)
+        q = walk.q
+        if not replaced:
+            column = jnp.arange(q.shape[-1], dtype=jnp.int32)[None, :]
+            left = jnp.where(column == token, 0.0, q)
+            total = jnp.sum(left, axis=-1, keepdims=True)
+            q = jnp.where(total > 0, left / jnp.where(total > 0, total, 1.0), 0.0)
+        chance = jnp.sum(jnp.minimum(walk.r, walk.q), axis=-1)
+        here = (node[None, :] == walk.node[:, None]) & active[:, None]
+        place = jnp.where(accept, walk.candidate, walk.node)
+        entered = accept[:, None]
+        return _Walk(
+            node=place,
+            candidate=jnp.where(
+                active, next_child(place, jnp.where(accept, place, walk.candidate)), 0
+            ),
+            r=jnp.where(entered, law(log_p, place), jnp.where(reject[:, None], rest, walk.r)),
+            q=jnp.where(entered, law(log_q, place), jnp.where(reject[:, None], q, walk.q)),
+            wins=walk.wins | ((node[None, :] == walk.candidate[:, None]) & entered),
+            missed=jnp.where(here, walk.missed * (1.0 - chance[:, None]), walk.missed),
+        )
+
+    batch = log_p.shape[0]
+    root = jnp.zeros(batch, jnp.int32)
+    start = _Walk(
+        node=root,
+        candidate=next_child(root, root),
+        r=law(log_p, root),
+        q=law(log_q, root),
+        wins=jnp.zeros((batch, size), bool),
+        missed=jnp.ones((batch, size), jnp.float32),
+    )
+    walk = jax.lax.while_loop(lambda walk: jnp.any(walk.candidate > 0), step, start)
+    accepted, path = _follow(walk.wins[:, 1:], links)
+    overlap = 1.0 - jnp.take_along_axis(walk.missed, path[:, :-1], axis=1)
+    return TreeDecision(accepted, path, jnp.log(walk.r), overlap)
+
+
+def verify_tree(
+    logits: jax.Array, proposal: Proposal, rows: RowSampling, keys: jax.Array
+) -> Verdict:
+    """Verify a tree of T - 1 candidates a row against the target.
+
+    Args:
+        logits: [B, T, V] float32, the target's at every node, after `jspec.edits`.
+        proposal: T - 1 candidates.
+        rows: transforms of the B rows.
+        keys: [B] typed round keys.
+
+    Returns:
+        The verdict. Its `overlap` at depth i is the chance that a child of the accepted node of
+        that depth is accepted.
+    """
+    batch, size, _ = logits.shape
+    links = _links(proposal.topology)
+    node = jnp.broadcast_to(jnp.arange(1, size, dtype=jnp.int32), (batch, size - 1))
+    is_greedy = sampling.is_greedy(rows)
+
+    def possible(fine: jax.Array) -> Proposal:
+        """Drop nodes that cannot be decided about: `fine` [B, P] of their parents is false."""
+        fits = proposal.valid & fine[:, jnp.minimum(links.parents[1:], fine.shape[1] - 1)]
+        padded = jnp.pad(fits, [(0, 0), (1, 0)], constant_values=True)
+        whole = jnp.all(~links.on_path[None] | padded[:, None, :], axis=-1)[:, 1:]
+        return dataclasses.replace(proposal, valid=whole)
+
+    def stochastic() -> tuple[jax.Array, ...]:
+        usable = sampling.usable(logits)
+        log_p = sampling.log_probs(logits, rows)
+        coins = randomness.uniforms(randomness.node_keys(keys, node, Purpose.ACCEPT))
+        law = proposal.law
+        if isinstance(law, Dense | WithoutReplacement):
+            fine = usable[:, : law.log_q.shape[1]] & sampling.usable(law.log_q)
+            decided = drawn(log_p, possible(fine), coins, law.log_q, isinstance(law, Dense))
+        else:
+            decided = deterministic(log_p, possible(usable), coins)
+        last = jnp.take_along_axis(decided.path, decided.accepted[:, None], axis=1)
+        final_keys = randomness.node_keys(keys, last, Purpose.FINAL)[:, 0]
+        final = sampling.draw(decided.log_rest, final_keys)
+        mine = (decided.accepted, decided.path, final, decided.overlap, usable)
+
+        # Where q is a point mass only its one token could be accepted, not the other candidates.
+        def choose(best: jax.Array, other: jax.Array) -> jax.Array:
+            return jnp.where(is_greedy.reshape((-1,) + (1,) * (best.ndim - 1)), best, other)
+
+        return tuple(map(choose, best(), mine))
+
+    def best() -> tuple[jax.Array, ...]:
+        usable = sampling.usable(logits)
+        decided, final = greedy(logits, possible(usable))
+        return decided.accepted, decided.path, final, decided.overlap, usable
+
+    accepted, path, final, overlap, usable = jax.lax.cond(jnp.all(is_greedy), best, stochastic)
+    on_path = jnp.take_along_axis(usable, path, axis=1)
+    past = jnp.arange(size, dtype=jnp.int32)[None, :] > accepted[:, None]
+    finite = jnp.all(on_path | past, axis=-1)
+    return Verdict(accepted=accepted, final=final, overlap=overlap, finite=finite, path=path)

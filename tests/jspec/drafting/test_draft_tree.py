@@ -1,0 +1,171 @@
+"""Trees by a draft model: the same tokens as plain decoding, a cache without holes, exact laws."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jspec import trees
+from jspec.config import SpeculationConfig
+from jspec.drafting import BoundDrafter
+from jspec.drafting.draft_model import draft_model
+from jspec.drafting.draft_tree import Draws, draft_tree
+from jspec.errors import InputError
+from jspec.generation import Decoder, run_chunk, run_prefill
+from jspec.requests import Completion, Request
+from jspec.sampling_params import SamplingParams
+from tests import tiny
+
+NEW = 30
+TARGET = tiny.model()
+NEARBY = tiny.nearby(TARGET.params, 0.1)
+TREE = (-1, 0, 0, 1, 1, 2, 3, 6)
+BUSH = (-1, 0, 0, 0, 1, 2, 3, 4)
+DRAWS: tuple[Draws, ...] = ("top-k", "without-replacement", "independent")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def quickly() -> Iterator[None]:
+    with tiny.quick_compilation():
+        yield
+
+
+def requests(temperature: float = 0.0, new: int = NEW) -> list[Request]:
+    params = SamplingParams(
+        temperature=temperature,
+        seed=3,
+        max_new_tokens=new,
+        repetition_penalty=1.2,
+        bad_words=((11,), (12, 13)),
+    )
+    return [Request(prompt, params) for prompt in tiny.prompts(5)]
+
+
+@functools.cache
+def plain(new: int = NEW) -> list[Completion]:
+    return Decoder(TARGET).generate(requests(new=new))
+
+
+def drafter(draws: Draws, parents: tuple[int, ...] = TREE, exact: bool = False) -> BoundDrafter:
+    return draft_tree(TARGET.config, TARGET.params if exact else NEARBY, parents, draws)
+
+
+@pytest.mark.parametrize(
+    ("draws", "parents"),
+    [*((draws, TREE) for draws in DRAWS), ("top-k", BUSH), ("without-replacement", (-1, 0, 0))],
+)
+def test_greedy_is_plain_decoding(draws: Draws, parents: tuple[int, ...]) -> None:
+    decoder = Decoder(TARGET, drafter(draws, parents), batch_size=3)
+    found = decoder.generate(requests())
+    assert [done.token_ids for done in found] == [done.token_ids for done in plain()]
+    accepted = sum(int(done.counts.accepted.sum()) for done in found)
+    assert accepted > 20
+    depth = int(trees.from_parents(parents).depths.max())
+    for done in found:
+        assert done.counts.emitted == NEW
+        assert not done.counts.proposed[depth:].any()
+        assert (done.counts.accepted <= done.counts.examined).all()
+
+
+def test_the_end_of_the_context() -> None:
+    for new in (1, 2, 60):
+        found = Decoder(TARGET, drafter("top-k"), batch_size=5).generate(requests(new=new))
+        assert [done.token_ids for done in found] == [done.token_ids for done in plain(new)]
+
+
+def test_a_tree_accepts_more_than_its_chain() -> None:
+    def rounds(bound: BoundDrafter, gamma: int | None = None) -> int:
+        settings = None if gamma is None else SpeculationConfig(gamma)
+        found = Decoder(TARGET, bound, settings).generate(requests())
+        return sum(done.counts.rounds for done in found)
+
+    assert rounds(drafter("top-k", (-1, 0, 0, 0, 1, 4))) < rounds(
+        draft_model(TARGET.config, NEARBY), 3
+    )
+
+
+@pytest.mark.parametrize("draws", DRAWS)
+def test_a_row_does_not_depend_on_its_neighbours(draws: Draws) -> None:
+    mixed = [*requests(0.8)[:3], *requests()[3:]]
+    together = Decoder(TARGET, drafter(draws), batch_size=8).generate(mixed)
+    alone = Decoder(TARGET, drafter(draws), batch_size=1).generate(mixed)
+    assert [done.token_ids for done in together] == [done.token_ids for done in alone]
+
+
+@pytest.mark.parametrize("draws", DRAWS)
+def test_drafts_of_the_target_itself_are_all_accepted_in_some_order(draws: Draws) -> None:
+    found = Decoder(TARGET, drafter(draws, exact=True)).generate(requests())
+    depth = int(trees.from_parents(TREE).depths.max())
+    assert sum(done.counts.rounds for done in found) <= 5 * -(-NEW // (depth + 1))
+
+
+@pytest.mark.parametrize("rounds", [1, 2, 5])
+def test_the_caches_hold_the_committed_tokens(rounds: int) -> None:
+    bound = drafter("top-k", exact=True)
+    decoder = Decoder(TARGET, bound, batch_size=4)
+    asked = requests()[:4]
+    state = run_prefill(
+        target=TARGET.functions,
+        drafter=bound.drafter,
+        width=32,
+        params=TARGET.params,
+        drafter_params=bound.params,
+        state=decoder.new_state(asked),
+    )
+    state, _ = run_chunk(
+        program=decoder._program,
+        params=TARGET.params,
+        drafter_params=bound.params,
+        state=state,
+        max_rounds=np.int32(rounds),
+        until_finish=np.bool_(False),
+    )
+    for row in range(4):
+        length = int(state.length[row])
+        tokens = state.tokens[row, : length - 1][None]
+        fresh = TARGET.functions.init_cache(1, state.cache.capacity, jnp.float32)
+        _, fresh, _ = TARGET.functions.forward(
+            TARGET.params, tokens, fresh, trees.chain(length - 2)
+        )
+        assert int(state.cache.length[row]) == length - 1
+        kept = int(state.drafter.cache.length[row])
+        assert length - 2 <= kept <= length - 1
+        for found, known in ((state.cache, length - 1), (state.drafter.cache, kept)):
+            for ours, theirs in zip(
+                (*found.keys, *found.values), (*fresh.keys, *fresh.values), strict=True
+            ):
+                np.testing.assert_allclose(
+                    ours[row, :, :known], theirs[0, :, :known], rtol=1e-4, atol=1e-4
+                )
+
+
+def test_another_tree_of_the_same_size_runs_the_same_program() -> None:
+    first = Decoder(TARGET, drafter("top-k", TREE), batch_size=5)
+    first.generate(requests())
+    before = run_chunk._cache_size()  # type: ignore[attr-defined]
+    second = Decoder(TARGET, drafter("top-k", (-1, 0, 0, 1, 1, 2, 2, 3)), batch_size=5)
+    second.generate(requests())
+    assert run_chunk._cache_size() == before  # type: ignore[attr-defined]
+    assert jax.devices()
+
+
+@pytest.mark.parametrize(
+    ("parents", "draws", "field"),
+    [((-1,), "top-k", "parents"), ((0, 1), "top-k", "parents"), ((-1, 0), "any", "draws")],
+)
+def test_what_is_no_tree_is_refused(parents: tuple[int, ...], draws: Draws, field: str) -> None:
+    with pytest.raises(InputError) as caught:
+        draft_tree(TARGET.config, TARGET.params, parents, draws)
+    assert caught.value.field == field
+
+
+def test_gamma_is_the_trees() -> None:
+    with pytest.raises(InputError, match="not the 7 drafts of the drafter's tree"):
+        Decoder(TARGET, drafter("top-k"), SpeculationConfig(4))
+    with pytest.raises(InputError, match="is a rule for chains"):
+        Decoder(TARGET, drafter("top-k"), SpeculationConfig(7, "block"))
