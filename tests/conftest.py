@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 # Read once, when JAX starts its backends: so before anything here imports it.
@@ -33,6 +35,14 @@ def pytest_configure(config: pytest.Config) -> None:
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
     # A bounded cache is also a locked one, which parallel workers need.
     jax.config.update("jax_compilation_cache_max_size", 2**30)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def forget_programs() -> Iterator[None]:
+    """Let go of a module's compiled programs: thousands of them use up a process's memory maps."""
+    yield
+    jax.clear_caches()
+    gc.collect()
 
 
 @pytest.fixture(scope="session")
