@@ -204,7 +204,7 @@ _OTHERS: list[tuple[str, str, str]] = [
     (
         "--experiment=batch --output=a.csv --input=good.jsonl",
         "output='a.csv",
-        "run the same command again",
+        "give another --output",
     ),
     (
         "--experiment=batch --output=j --input=good.jsonl --retry_failed=never",
