@@ -131,6 +131,10 @@ class DraftTreeDrafter:
         pending = jnp.take_along_axis(context.tokens, context.length[:, None] - 1, axis=1)
         node = jnp.broadcast_to(jnp.arange(size, dtype=jnp.int32), (batch, size))
         drawn = self.draws != "top-k"
+        keys = randomness.node_keys(context.keys, node, Purpose.DRAFT).reshape(-1)
+        if self.draws == "without-replacement":
+            # The order of q with a node's noise is a draw of its children, the same at every level.
+            noise = randomness.gumbels(keys, vocab).reshape(batch, size, vocab)
 
         def fill(
             level: jax.Array, carry: tuple[jax.Array, jax.Array, KVCache, jax.Array]
@@ -149,10 +153,11 @@ class DraftTreeDrafter:
             if drawn:
                 log_level = sampling.log_probs(logits, context.sampling)
                 log_q = jnp.where((depths == level)[None, :, None], log_level, log_q)
-                scores = jnp.where(greedy[:, None, None], logits, self._noisy(log_q, context))
+            if self.draws == "without-replacement":
+                scores = jnp.where(greedy[:, None, None], logits, log_q + noise)
             if self.draws == "independent":
                 # Each child draws from its parent's q with a key of its own.
-                chosen, score = self._independent(log_q, node, parents, context)
+                chosen, score = self._independent(log_q, parents, keys)
                 best, best_score = self._ranked(logits, params)
                 chosen = jnp.where(greedy[:, None], best, chosen)
                 score = jnp.where(greedy[:, None], best_score, score)
@@ -187,21 +192,11 @@ class DraftTreeDrafter:
         _, cache, _ = self.model.forward(params.model, token, cache, trees.chain(0))
         return kv.commit(cache, jnp.minimum(behind, 1))
 
-    def _noisy(self, log_q: jax.Array, context: Context) -> jax.Array:
-        """Return log q with Gumbel noise of every node: its order is a draw of the children."""
-        if self.draws != "without-replacement":
-            return log_q
-        batch, size, vocab = log_q.shape
-        node = jnp.broadcast_to(jnp.arange(size, dtype=jnp.int32), (batch, size))
-        keys = randomness.node_keys(context.keys, node, Purpose.DRAFT)
-        return log_q + randomness.gumbels(keys.reshape(-1), vocab).reshape(log_q.shape)
-
     def _independent(
-        self, log_q: jax.Array, node: jax.Array, parents: jax.Array, context: Context
+        self, log_q: jax.Array, parents: jax.Array, keys: jax.Array
     ) -> tuple[jax.Array, jax.Array]:
         own = jnp.take(log_q, jnp.maximum(parents, 0), axis=1)
         batch, size, vocab = own.shape
-        keys = randomness.node_keys(context.keys, node, Purpose.DRAFT).reshape(-1)
         tokens = sampling.draw(own.reshape(-1, vocab), keys).reshape(batch, size)
         return tokens, jnp.take_along_axis(own, tokens[..., None], axis=-1)[..., 0]
 
