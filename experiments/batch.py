@@ -24,6 +24,7 @@ from absl import flags as absl_flags
 from experiments import (
     batch_results,
     drafters,
+    environment,
     flags,
     input_files,
     journal,
@@ -312,7 +313,8 @@ def _decode(job: _Job) -> dict[str, Any]:
     warning = low_acceptance.warning(session.counts, name) if session.counts else None
     if warning:
         job.status.say(warning)
-    return session.summary() | {"drafter": name, "warnings": [warning] if warning else []}
+    more = {"drafter": name, "kernels": environment.kernels()}
+    return session.summary() | more | {"warnings": [warning] if warning else []}
 
 
 def _windows(lines: Iterator[Line], size: int) -> Iterator[list[Line]]:

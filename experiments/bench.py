@@ -158,7 +158,7 @@ def _run() -> int:
         run.write_text(TABLE, f"{text}\n")
         run.write_bytes("bench.png", bench_plot.sheet(summary))
         run.write_text("report.html", bench_page.page(summary, bench_plot.pictures(summary)))
-        run.write_json(runs.SUMMARY, summary)
+        run.summarize(summary)
         status.clear()
         print(f"{text}\n\nResults: {run.folder}")
     return 0

@@ -68,7 +68,7 @@ def run() -> int:
         pairs = _compare(plain, speculative, requests, run, status)
         text, sums = demo_report.make(pairs, speculative)
         run.write_text(TABLE, f"{text}\n")
-        run.write_json(runs.SUMMARY, sums)
+        run.summarize(sums)
     print(f"\n{text}\n\nResults: {run.folder}")
     return 1 if any(m.completion.error for pair in pairs for m in pair.both) else 0
 

@@ -132,7 +132,7 @@ def run() -> int:
             summary["variants"][name] = _figures(name, model, seconds, scored)
         status.clear()
         run.write_text(TABLE, f"{_table(summary['variants'])}\n{_NOTE}\n")
-        run.write_json(runs.SUMMARY, summary)
+        run.summarize(summary)
     status.say((run.folder / TABLE).read_text(encoding="utf-8"))
     status.say(f"Results: {run.folder}")
     return 0

@@ -11,6 +11,8 @@ from typing import Any
 
 import jax
 
+from pallas_kernels import dispatch
+
 _ROOT = Path(__file__).resolve().parents[1]
 _PACKAGES = ("jspec", "jax", "jaxlib", "numpy")
 _VARIABLES = ("JAX_", "XLA_", "JSPEC_", "LIBTPU_", "OMP_NUM_THREADS")
@@ -29,6 +31,11 @@ def describe() -> dict[str, Any]:
         "variables": {k: v for k, v in sorted(os.environ.items()) if k.startswith(_VARIABLES)},
         "git": _git(),
     }
+
+
+def kernels() -> list[str]:
+    """Return which implementations ran the ops of the programs traced so far, a line each."""
+    return [str(choice) for choice in dispatch.choices(jax.default_backend())]
 
 
 def cpu_model() -> str:

@@ -33,6 +33,13 @@ WEIGHTS = flags.DEFINE_enum(
     ["same", "int8"],
     "Matrices of target and draft model: of --dtype as they are, or int8 with a scale a channel.",
 )
+KERNELS = flags.DEFINE_string(
+    "kernels",
+    "auto",
+    "What runs attention, cache and verification: auto (the platform's Pallas kernels where they "
+    "can run, XLA elsewhere), xla, or one by name; for single ops as tree_attention:xla, separated "
+    "by commas.",
+)
 
 DRAFTER = flags.DEFINE_enum(
     "drafter",

@@ -156,7 +156,7 @@ def _finish(
     )
     run.write_text(TABLE, f"{tables.render(header, [row])}\n{note}\n")
     extra: dict[str, Any] = {"drafter": drafter, "tokens_per_second": rate, "wall": wall}
-    run.write_json(runs.SUMMARY, sums | extra | {"warnings": [warning] if warning else []})
+    run.summarize(sums | extra | {"warnings": [warning] if warning else []})
     return warning
 
 

@@ -19,6 +19,7 @@ from experiments import help as helping
 from experiments.experiment import Experiment
 from jspec import sampling_params
 from jspec.errors import InputError, require
+from pallas_kernels.dispatch import UnsupportedError
 
 EXPERIMENTS = (
     demo.EXPERIMENT,
@@ -44,6 +45,9 @@ def main(argv: Sequence[str]) -> int:
         sentence = missing if error.value is None else str(error)
         # On one line, whatever a library's message brought along.
         print(f"error: {' '.join(sentence.split())}", file=sys.stderr)
+        return 2
+    except UnsupportedError as error:
+        print(f"error: {error}; give --kernels=auto to let XLA run it", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("\ninterrupted", file=sys.stderr)

@@ -32,6 +32,7 @@ def load(
             flag.value or "",
             dtype or flags.DTYPE.value,
             weights or cast("Weights", flags.WEIGHTS.value),
+            flags.KERNELS.value,
         )
     except InputError as error:
         if error.field not in ("path", "model"):  # a file or tensor inside it

@@ -65,6 +65,14 @@ class Run:
         """
         self.write_text(name, f"{to_json(value, indent=2)}\n")
 
+    def summarize(self, summary: dict[str, Any]) -> None:
+        """Write summary.json, and in it which kernels the run went by.
+
+        Raises:
+            InputError: the disk is full.
+        """
+        self.write_json(SUMMARY, summary | {"kernels": environment.kernels()})
+
     def write_text(self, name: str, text: str) -> None:
         """Write a text file.
 

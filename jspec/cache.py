@@ -14,7 +14,13 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 
 from jspec.config import ModelConfig
-from pallas_kernels.cache_write.reference import cache_write
+from pallas_kernels.cache_commit import cache_commit
+from pallas_kernels.cache_write import cache_write
+from pallas_kernels.dispatch import Kernels
+from pallas_kernels.tree_attention import packing
+
+# By this process's default backend.
+DEFAULT_KERNELS = Kernels()
 
 
 @jax.tree_util.register_dataclass
@@ -23,8 +29,8 @@ class KVCache:
     """Keys and values of every layer, contiguous, one buffer a layer and side.
 
     Attributes:
-        keys: L arrays [B, G, S, H].
-        values: L arrays [B, G, S, H].
+        keys: L arrays [B, G, S, H]; where heads are packed (`init`) [B, ceil(G / P), S, P * H].
+        values: as keys.
         length: [B] int32, committed entries of each row.
     """
 
@@ -38,7 +44,9 @@ class KVCache:
         return int(self.keys[0].shape[2])
 
 
-def init(config: ModelConfig, batch: int, capacity: int, dtype: DTypeLike) -> KVCache:
+def init(
+    config: ModelConfig, batch: int, capacity: int, dtype: DTypeLike, packed: int = 1
+) -> KVCache:
     """Return an empty cache (zeros; "empty" memory could hold NaN).
 
     Args:
@@ -46,8 +54,10 @@ def init(config: ModelConfig, batch: int, capacity: int, dtype: DTypeLike) -> KV
         batch: B.
         capacity: S, the longest row plus the T scratch entries of a round.
         dtype: of keys and values.
+        packed: P, heads that lie side by side in one row.
     """
-    shape = (batch, config.num_kv_heads, capacity, config.head_dim)
+    rows = packing.rows_of(config.num_kv_heads, packed)
+    shape = (batch, rows, capacity, packed * config.head_dim)
     return KVCache(
         keys=tuple(jnp.zeros(shape, dtype) for _ in range(config.num_layers)),
         values=tuple(jnp.zeros(shape, dtype) for _ in range(config.num_layers)),
@@ -56,11 +66,15 @@ def init(config: ModelConfig, batch: int, capacity: int, dtype: DTypeLike) -> KV
 
 
 def write(
-    cache: KVCache, layer: int, keys: jax.Array, values: jax.Array
+    cache: KVCache,
+    layer: int,
+    keys: jax.Array,
+    values: jax.Array,
+    kernels: Kernels = DEFAULT_KERNELS,
 ) -> tuple[jax.Array, jax.Array]:
     """Return one layer's buffers with the [B, T, G, H] entries written past each row's length.
 
-    Entries are converted to the cache's dtype.
+    Entries are converted to the cache's dtype, and packed as its heads are.
 
     A value that is not finite is stored as 0, with NaN in its place of the key. Whoever attends to
     the entry gets NaN from the score, and nobody else does: a NaN value would reach every node of
@@ -69,10 +83,15 @@ def write(
     finite = jnp.isfinite(values)
     keys = jnp.where(finite, keys, jnp.full_like(keys, jnp.nan))
     values = jnp.where(finite, values, jnp.zeros_like(values))
-    return (
-        cache_write(cache.keys[layer], keys.astype(cache.keys[layer].dtype), cache.length),
-        cache_write(cache.values[layer], values.astype(cache.values[layer].dtype), cache.length),
-    )
+
+    def written(buffer: jax.Array, entries: jax.Array) -> jax.Array:
+        packed = buffer.shape[3] // entries.shape[3]
+        if packed > 1:
+            entries = packing.pack_entries(entries, packed)
+        entries = entries.astype(buffer.dtype)
+        return cache_write(buffer, entries, cache.length, implementation=kernels)
+
+    return written(cache.keys[layer], keys), written(cache.values[layer], values)
 
 
 def commit(cache: KVCache, count: jax.Array) -> KVCache:
@@ -83,24 +102,27 @@ def commit(cache: KVCache, count: jax.Array) -> KVCache:
     return dataclasses.replace(cache, length=cache.length + count)
 
 
-def gather_path(cache: KVCache, path: jax.Array) -> KVCache:
+def gather_path(cache: KVCache, path: jax.Array, kernels: Kernels = DEFAULT_KERNELS) -> KVCache:
     """Move the scratch entries of an accepted path to where `commit` takes them from.
 
     Args:
         cache: with the T nodes' entries past each row's length.
-        path: [B, T] int32, the node of depth i at i; the root is node 0.
+        path: [B, T] int32, the node of depth i at i; the root is node 0, and 0 is what follows
+            the path's end.
+        kernels: what the program asks for.
 
     Returns:
         The cache whose entry length + i is the node path[:, i]'s; nothing before a row's length or
         past its scratch is touched.
     """
-    nodes = path[:, 1:]
-    slots = cache.length[:, None] + nodes
+    drafts = path.shape[1] - 1
+    if drafts == 0:
+        return cache
+    # The root is where it belongs; past the path's end its 0 becomes the -1 of "nothing to move".
+    moves = path[:, 1:] - 1
 
     def move(buffer: jax.Array) -> jax.Array:
-        index = jnp.minimum(slots, buffer.shape[2] - 1)[:, None, :, None]
-        entries = jnp.take_along_axis(buffer, index, axis=2)
-        return cache_write(buffer, jnp.swapaxes(entries, 1, 2), cache.length + 1)
+        return cache_commit(buffer, cache.length + 1, moves, drafts, implementation=kernels)
 
     return dataclasses.replace(
         cache,

@@ -24,6 +24,7 @@ from jspec.state import DecodeState, Finish
 from jspec.tree_verification import verify_tree
 from jspec.trees import Topology
 from jspec.verification import Verdict, verify_chain
+from pallas_kernels.dispatch import Kernels
 
 
 class Target(Protocol):
@@ -70,12 +71,14 @@ class Program:
         drafter: the drafter's functions; None only with gamma = 0.
         gamma: drafts a round.
         verification: rule by which drafts are verified.
+        kernels: which implementations of verification and of a path's move it asks for.
     """
 
     target: Target
     drafter: Drafter | None
     gamma: int
     verification: Verification = "token"
+    kernels: Kernels = kv.DEFAULT_KERNELS
 
 
 def prefill(
@@ -270,7 +273,7 @@ def _verify_and_commit(
             verdict = verify_tree(logits, proposal, state.sampling, keys)
     with jax.named_scope("commit"):
         if not proposal.topology.is_chain:
-            cache = kv.gather_path(cache, verdict.path)
+            cache = kv.gather_path(cache, verdict.path, program.kernels)
         state = dataclasses.replace(state, cache=cache)
         state, committed = _commit(state, proposal, verdict)
         count = committed.counts

@@ -120,11 +120,13 @@ class Decoder:
         self.cache_dtype = (
             target.cache_dtype if cache_dtype is None else checked_dtype(cache_dtype, "cache_dtype")
         )
+        functions = target.functions
         self._program = Program(
-            target=target.functions,
+            target=functions,
             drafter=self.drafter.drafter if self.drafter else None,
             gamma=speculation.gamma,
             verification=speculation.verification,
+            kernels=functions.kernels,
         )
         self._drafter_params = self.drafter.params if self.drafter else ()
 

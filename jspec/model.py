@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
+from jspec import cache as kv
 from jspec import checkpoints, hub
 from jspec.config import ModelConfig
 from jspec.drafting import BoundDrafter, draft_model, draft_tree
@@ -18,6 +19,7 @@ from jspec.models.parameters import TransformerParams
 from jspec.models.transformer import Transformer
 from jspec.quantization import Weights
 from jspec.tokenizers import Tokenizer
+from pallas_kernels.dispatch import OPS, Kernels
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,6 +32,8 @@ class Model:
         params: parameters.
         tokenizer: None where only token ids are used.
         eos_token_ids: ids that end a sequence.
+        kernels: which implementations of attention, cache and verification its programs run; where
+            it names no platform, that of the parameters.
     """
 
     name: str
@@ -37,11 +41,18 @@ class Model:
     params: TransformerParams
     tokenizer: Tokenizer | None
     eos_token_ids: tuple[int, ...]
+    kernels: Kernels = kv.DEFAULT_KERNELS
 
     @property
     def functions(self) -> Transformer:
         """The model's pure functions."""
-        return Transformer(self.config)
+        norm = self.params.final_norm
+        kernels = self.kernels
+        if kernels.platform is None and isinstance(norm, jax.Array):
+            devices = norm.devices()
+            platform = next(iter(devices)).platform
+            kernels = dataclasses.replace(kernels, platform=platform, devices=len(devices))
+        return Transformer(self.config, kernels)
 
     @property
     def dtype(self) -> DTypeLike:
@@ -62,7 +73,10 @@ class Model:
 
 
 def load(
-    name: str | Path = hub.DEFAULT_MODEL, dtype: DTypeLike = "float32", weights: Weights = "same"
+    name: str | Path = hub.DEFAULT_MODEL,
+    dtype: DTypeLike = "float32",
+    weights: Weights = "same",
+    kernels: str | Kernels = "auto",
 ) -> Model:
     """Load a model and its tokenizer.
 
@@ -74,10 +88,14 @@ def load(
         weights: "int8" keeps the matrices as int8, with a float32 scale for each output channel,
             and computes with activations that are int8 too; norms and biases stay in `dtype`.
             "same" leaves them in `dtype` (as int8 where the checkpoint was saved so).
+        kernels: which implementations its programs run: "auto", the platform's Pallas kernels where
+            they can run and XLA elsewhere; "xla"; or by name, as `Kernels.parse` reads them.
 
     Raises:
-        InputError: the model cannot be found, read or is not supported.
+        InputError: the model cannot be found, read or is not supported, or a kernel asked for can't
+            run here.
     """
+    asked = _kernels(kernels)
     path = hub.locate(name)
     checkpoint = checkpoints.load(path, dtype, weights=weights)
     tokenizer = Tokenizer.from_path(path)
@@ -91,7 +109,26 @@ def load(
         )
     if tokenizer.vocab_size < config.vocab_size:
         config = dataclasses.replace(config, token_count=tokenizer.vocab_size)
-    return Model(str(name), config, checkpoint.params, tokenizer, checkpoint.eos_token_ids)
+    eos = checkpoint.eos_token_ids
+    return Model(str(name), config, checkpoint.params, tokenizer, eos, asked)
+
+
+def _kernels(asked: str | Kernels) -> Kernels:
+    """Return what is asked for, which can run on this process's devices.
+
+    Raises:
+        InputError: it can't, or is none.
+    """
+    remedy = 'give "auto", "xla", or for a single op "tree_attention:xla"'
+    require(isinstance(asked, str | Kernels), "kernels", asked, "is no choice of kernels", remedy)
+    try:
+        parsed = asked if isinstance(asked, Kernels) else Kernels.parse(asked)
+    except ValueError as error:
+        raise InputError("kernels", asked, f"cannot be read ({error})", remedy) from None
+    for op in OPS:
+        misfit = parsed.misfit(op)
+        require(misfit is None, "kernels", parsed.of(op), f"can't run {op}: {misfit}", remedy)
+    return parsed
 
 
 def draft_model_for(target: Model, drafter: Model) -> BoundDrafter:
@@ -101,7 +138,7 @@ def draft_model_for(target: Model, drafter: Model) -> BoundDrafter:
         InputError: one is no model, or the two models' tokenizers differ.
     """
     _require_one_vocabulary(target, drafter)
-    return draft_model.draft_model(drafter.config, drafter.params)
+    return draft_model.draft_model(drafter.config, drafter.params, drafter.functions.kernels)
 
 
 def draft_tree_for(
@@ -147,7 +184,7 @@ def early_exit_of(target: Model, layers: int) -> BoundDrafter:
         InputError: `layers` is no integer below the target's number of layers.
     """
     require_model("target", target)
-    return draft_model.early_exit(target.config, target.params, layers)
+    return draft_model.early_exit(target.config, target.params, layers, target.functions.kernels)
 
 
 def require_model(field: str, value: object) -> None:

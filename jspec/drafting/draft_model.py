@@ -22,6 +22,7 @@ from jspec.errors import require, require_integer
 from jspec.models.parameters import TransformerParams
 from jspec.models.transformer import Transformer
 from jspec.randomness import Purpose
+from pallas_kernels.dispatch import Kernels
 
 
 def fit_vocabulary(logits: jax.Array, vocab_size: int) -> jax.Array:
@@ -139,25 +140,33 @@ class DraftModelDrafter:
         return kv.permute_rows(state, source)
 
 
-def draft_model(config: ModelConfig, params: TransformerParams) -> BoundDrafter:
+def draft_model(
+    config: ModelConfig, params: TransformerParams, kernels: Kernels = kv.DEFAULT_KERNELS
+) -> BoundDrafter:
     """Return a drafter that runs a language model of the target's tokenizer.
 
     Args:
         config: of the draft model.
         params: of the draft model.
+        kernels: what its programs ask for.
     """
-    return BoundDrafter(
-        f"draft-model-{config.num_layers}l", DraftModelDrafter(Transformer(config)), params
-    )
+    name, functions = f"draft-model-{config.num_layers}l", Transformer(config, kernels)
+    return BoundDrafter(name, DraftModelDrafter(functions), params)
 
 
-def early_exit(config: ModelConfig, params: TransformerParams, layers: int) -> BoundDrafter:
+def early_exit(
+    config: ModelConfig,
+    params: TransformerParams,
+    layers: int,
+    kernels: Kernels = kv.DEFAULT_KERNELS,
+) -> BoundDrafter:
     """Return a drafter that runs the target's first `layers` layers and its head.
 
     Args:
         config: of the target.
         params: of the target; shared, not copied.
         layers: how many layers to run, below the target's number.
+        kernels: what its programs ask for.
 
     Raises:
         InputError: `layers` is out of range.
@@ -173,6 +182,6 @@ def early_exit(config: ModelConfig, params: TransformerParams, layers: int) -> B
     config = dataclasses.replace(config, num_layers=layers, windows=config.windows[:layers])
     return BoundDrafter(
         f"early-exit-{layers}l",
-        DraftModelDrafter(Transformer(config)),
+        DraftModelDrafter(Transformer(config, kernels)),
         dataclasses.replace(params, layers=params.layers[:layers]),
     )

@@ -8,6 +8,7 @@ a transpose around every product otherwise; other backends choose the layout the
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -21,6 +22,8 @@ from jspec.models.linear import matmul
 from jspec.models.parameters import LayerParams, TransformerParams
 from jspec.trees import Topology
 from pallas_kernels import tree_attention
+from pallas_kernels.dispatch import Kernels
+from pallas_kernels.tree_attention import packing
 
 
 def rms_norm(x: jax.Array, weight: jax.Array, eps: float, unit_offset: bool = False) -> jax.Array:
@@ -64,9 +67,15 @@ def rotate(x: jax.Array, cosine: jax.Array, sine: jax.Array) -> jax.Array:
 
 @dataclasses.dataclass(frozen=True)
 class Transformer:
-    """The pure functions of one model. Hashable: a static argument of jitted programs."""
+    """The pure functions of one model. Hashable: a static argument of jitted programs.
+
+    Attributes:
+        config: architecture.
+        kernels: which implementations of cache and attention its programs ask for.
+    """
 
     config: ModelConfig
+    kernels: Kernels = kv.DEFAULT_KERNELS
 
     @property
     def vocab_size(self) -> int:
@@ -75,7 +84,11 @@ class Transformer:
 
     def init_cache(self, batch: int, capacity: int, dtype: DTypeLike) -> KVCache:
         """Return an empty cache; see `jspec.cache.init`."""
-        return kv.init(self.config, batch, capacity, dtype)
+        return kv.init(self.config, batch, capacity, dtype, self._packed)
+
+    @property
+    def _packed(self) -> int:
+        return self.kernels.heads_a_lane_row(self.config.head_dim)
 
     def forward(
         self,
@@ -103,7 +116,8 @@ class Transformer:
         depths = jnp.asarray(topology.depths)
         positions = (cache.length[:, None] + depths[None, :]).reshape(-1)
         rotations = self._rotations(positions)
-        plans = self._plans(cache, topology)
+        ancestors = jnp.asarray(topology.ancestors)
+        plans = self._plans(cache, ancestors)
 
         with jax.named_scope("embed"):
             x = linear.embed(params.embedding, tokens.reshape(-1), params.final_norm.dtype)
@@ -116,14 +130,16 @@ class Transformer:
                 normed = self._norm(x, layer.attention_norm)
                 rotation = rotations[self._rope(index)]
                 query, key, value = self._project(layer, normed, *rotation, batch, nodes)
-                keys[index], values[index] = kv.write(cache, index, key, value)
-                mixed = tree_attention.attend(
+                keys[index], values[index] = kv.write(cache, index, key, value, self.kernels)
+                window = self._window(index, cache)
+                mixed = self._attend(
                     query.astype(keys[index].dtype),
                     keys[index],
                     values[index],
-                    plans[self._window(index, cache)],
-                    scale=config.attention_scale,
-                    softcap=config.attention_softcap,
+                    prefix_length=cache.length,
+                    ancestors=ancestors,
+                    window=window,
+                    planned=plans[window],
                 )
                 mixed = mixed.reshape(batch * nodes, -1).T.astype(x.dtype)
                 mixed = matmul(layer.attention_out, mixed)
@@ -166,16 +182,35 @@ class Transformer:
         window = self.config.window(layer)
         return None if window is None or window >= cache.capacity else window
 
-    def _plans(self, cache: KVCache, topology: Topology) -> dict[int | None, tree_attention.Plan]:
-        """Return the pass's attention plan for each window in use."""
+    def _plans(self, cache: KVCache, ancestors: jax.Array) -> dict[int | None, tree_attention.Plan]:
+        """Return the pass's attention plan for each window in use; kernels leave it unused."""
         windows = dict.fromkeys(
             self._window(layer, cache) for layer in range(self.config.num_layers)
         )
-        ancestors = jnp.asarray(topology.ancestors)
         return {
             window: tree_attention.plan(cache.length, ancestors, cache.capacity, window)
             for window in windows
         }
+
+    def _attend(
+        self, query: jax.Array, keys: jax.Array, values: jax.Array, **of_pass: Any
+    ) -> jax.Array:
+        """Attend over a layer's cache, whose heads may be packed; [B, T, N, H]."""
+        config, packed = self.config, keys.shape[3] // query.shape[3]
+        heads, groups = config.num_heads, config.num_kv_heads
+        if packed > 1:
+            query = packing.pack_query(query, groups, packed)
+        scale = config.attention_scale
+        mixed = tree_attention.tree_attention(
+            query,
+            keys,
+            values,
+            scale=config.head_dim**-0.5 if scale is None else scale,
+            softcap=config.attention_softcap,
+            implementation=self.kernels,
+            **of_pass,
+        )
+        return packing.unpack_output(mixed, heads, groups, packed) if packed > 1 else mixed
 
     def _project(
         self,

@@ -89,7 +89,8 @@ def update(starts: Any, cache: Any, buffers: tuple[Any, Any, Any, Any], change: 
     first = pl.program_id(0) * rows
 
     def window_start(row: jax.Array) -> jax.Array:
-        start = jnp.minimum((starts[first + row] // per) * per, cache.shape[2] - slots)
+        tile = jax.lax.div(starts[first + row], jnp.int32(per))  # "//" asks for the chip at hand
+        start = jnp.minimum(tile * per, cache.shape[2] - slots)
         return pl.multiple_of(start, per)
 
     def copy(row: jax.Array, out: bool) -> Any:

@@ -8,23 +8,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.experimental.pallas import tpu as pltpu
 
 from pallas_kernels import dispatch
-from pallas_kernels.dispatch import Implementation
+from pallas_kernels.dispatch import Implementation, Kernels
 from pallas_kernels.tree_attention import gpu, reference, tpu, triton
 from pallas_kernels.tree_attention.operands import Problem
 from pallas_kernels.tree_attention.reference import Plan
 
 NAME = "tree_attention"
-# On a CPU, copies land when waited for, unwritten memory is NaN, reads out of bounds raise, and
-# races are looked for (found ones are printed).
-STRICTEST = pltpu.InterpretParams(
-    detect_races=True,
-    dma_execution_mode="on_wait",
-    uninitialized_memory="nan",
-    out_of_bounds_reads="raise",
-)
 
 
 def tree_attention(
@@ -41,7 +32,7 @@ def tree_attention(
     key_scales: jax.Array | None = None,
     value_scales: jax.Array | None = None,
     planned: Plan | None = None,
-    implementation: Implementation = "auto",
+    implementation: Implementation | Kernels = "auto",
 ) -> jax.Array:
     """Attend from T nodes a row to its committed prefix and to their own ancestors.
 
@@ -67,15 +58,15 @@ def tree_attention(
         planned: of this pass and window, which spares the XLA path planning anew in every layer.
         implementation: "xla"; a kernel, "tpu", "gpu" (Pallas) or "triton" (jax-triton);
             "tpu_interpret" or "gpu_interpret", which run the kernel's own code slowly on a CPU; or
-            "auto", the platform's kernel where it can run and XLA elsewhere. `dispatch.choices`
-            tells which ran.
+            "auto", the platform's kernel where it can run and XLA elsewhere; or what a whole
+            program asks for. `dispatch.choices` tells which ran.
 
     Returns:
         [B, T, N, H] in the query's dtype; products accumulate in float32.
 
     Raises:
         ValueError: shapes or dtypes do not go together, or there is no such implementation.
-        NotImplementedError: the implementation asked for can't run this call; the message says why.
+        UnsupportedError: the implementation asked for can't run this call; the message says why.
     """
     scales = (key_scales, value_scales)
     _check(query, keys, values, prefix_length, ancestors, block_table, scales, softcap, window)
@@ -92,7 +83,8 @@ def tree_attention(
         "triton": functools.partial(_triton, problem=problem, scale=scale),
     }
     reasons = supports(problem)
-    if implementation == "triton":
+    asked = implementation.of(NAME) if isinstance(implementation, Kernels) else implementation
+    if asked == "triton":
         # Asked alone, since the answer takes an import.
         reasons["triton"] = triton.supports(problem)
     return dispatch.dispatch(
@@ -163,7 +155,7 @@ def _tpu(
         more[0],
         problem,
         scale=scale,
-        interpret=STRICTEST if interpret else False,
+        interpret=dispatch.STRICTEST if interpret else False,
     )
 
 
