@@ -205,7 +205,7 @@ def decode_round(
             drafter_params, state.drafter, context, program.gamma
         )
     # Near the end of its budget a row has room for fewer drafts: the last token is never a draft.
-    useful = jnp.asarray(proposal.topology.depths)[None, 1:] <= room[:, None]
+    useful = proposal.topology.by_row().depths[:, 1:] <= room[:, None]
     proposal = dataclasses.replace(proposal, valid=proposal.valid & useful)
     state = dataclasses.replace(state, drafter=inner)
     drafted = jnp.any(proposal.valid)
@@ -336,7 +336,7 @@ def _commit(
     finish = jnp.where(stopped, int(Finish.STOP), state.finish)
     finish = jnp.where(full, int(Finish.LENGTH), finish)
     finish = jnp.where(failed, int(Finish.ERROR), finish)
-    depths = jnp.asarray(proposal.topology.depths)[None, 1:]
+    depths = proposal.topology.by_row().depths[:, 1:]
     traced = trace.record(
         state.trace,
         slots=slot,

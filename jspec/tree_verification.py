@@ -30,13 +30,13 @@ from pallas_kernels.tree_attention.reference import unpack_ancestors
 
 
 class _Links(NamedTuple):
-    """A topology as the walk reads it.
+    """Topologies as the walk reads them; R is the batch, or 1 where all rows share one.
 
     Attributes:
-        parents: [T], 0 for the root too.
-        depths: [T].
-        on_path: [T, T] bool, [t, a]: a is t or an ancestor of it, and no root.
-        earlier: [T, T] bool, [t, s]: s is a sibling examined before t.
+        parents: [R, T], 0 for the root too.
+        depths: [R, T].
+        on_path: [R, T, T] bool, [r, t, a]: a is t or an ancestor of it, and no root.
+        earlier: [R, T, T] bool, [r, t, s]: s is a sibling examined before t.
     """
 
     parents: jax.Array
@@ -46,17 +46,16 @@ class _Links(NamedTuple):
 
 
 def _links(topology: Topology) -> _Links:
-    size = topology.size
+    size, rows = topology.size, topology.by_row()
     node = jnp.arange(size, dtype=jnp.int32)
-    parents = jnp.asarray(topology.parents)
+    parents = jnp.asarray(rows.parents)
     draft = node > 0
-    on_path = unpack_ancestors(jnp.asarray(topology.ancestors), size) & draft[None, :]
-    siblings = (parents[:, None] == parents[None, :]) & draft[:, None] & draft[None, :]
+    before = draft[:, None] & draft[None, :] & (node[None, :] < node[:, None])
     return _Links(
         parents=jnp.maximum(parents, 0),
-        depths=jnp.asarray(topology.depths),
-        on_path=on_path,
-        earlier=siblings & (node[None, :] < node[:, None]),
+        depths=jnp.asarray(rows.depths),
+        on_path=unpack_ancestors(jnp.asarray(rows.ancestors), size) & draft[None, None, :],
+        earlier=(parents[:, :, None] == parents[:, None, :]) & before[None],
     )
 
 
@@ -82,6 +81,12 @@ def _gather(values: jax.Array, nodes: jax.Array, tokens: jax.Array) -> jax.Array
     return values[row, jnp.broadcast_to(nodes, tokens.shape), tokens]
 
 
+def _of_nodes(values: jax.Array, nodes: jax.Array) -> jax.Array:
+    """Return values[b, nodes[b, k]] of [B, T]; `nodes` [R, K]."""
+    nodes = jnp.broadcast_to(nodes, (values.shape[0], nodes.shape[1]))
+    return jnp.take_along_axis(values, nodes, axis=1)
+
+
 def _node(values: jax.Array, node: jax.Array) -> jax.Array:
     """Return values[b, node[b]] of [B, T, V]."""
     return jnp.take_along_axis(values, node[:, None, None], axis=1)[:, 0]
@@ -90,17 +95,16 @@ def _node(values: jax.Array, node: jax.Array) -> jax.Array:
 def _follow(wins: jax.Array, links: _Links) -> tuple[jax.Array, jax.Array]:
     """Return the accepted count [B] and path [B, T] where at most one child of a node wins."""
     won = jnp.pad(wins, [(0, 0), (1, 0)], constant_values=True)
-    reached = jnp.all(~links.on_path[None] | won[:, None, :], axis=-1)
-    depth = jnp.arange(links.depths.shape[0], dtype=jnp.int32)
-    at = reached[:, None, :] & (links.depths[None, None, :] == depth[None, :, None])
-    node = jnp.arange(links.depths.shape[0], dtype=jnp.int32)
+    reached = jnp.all(~links.on_path | won[:, None, :], axis=-1)
+    node = jnp.arange(won.shape[1], dtype=jnp.int32)  # and every depth
+    at = reached[:, None, :] & (links.depths[:, None, :] == node[None, :, None])
     path = jnp.sum(jnp.where(at, node[None, None, :], 0), axis=-1, dtype=jnp.int32)
     return jnp.sum(reached, axis=-1, dtype=jnp.int32) - 1, path
 
 
 def _first_of_siblings(wins: jax.Array, links: _Links) -> jax.Array:
     """Keep the first winner ([B, T - 1]) among siblings."""
-    before = links.earlier[None, 1:, 1:] & wins[:, None, :]
+    before = links.earlier[:, 1:, 1:] & wins[:, None, :]
     return wins & ~jnp.any(before, axis=-1)
 
 
@@ -112,15 +116,13 @@ def greedy(logits: jax.Array, proposal: Proposal) -> tuple[TreeDecision, jax.Arr
     """
     links = _links(proposal.topology)
     best = jnp.argmax(logits, axis=-1).astype(jnp.int32)
-    parents = links.parents[1:]
-    match = (proposal.tokens == best[:, parents]) & proposal.valid
+    parents = links.parents[:, 1:]
+    match = (proposal.tokens == _of_nodes(best, parents)) & proposal.valid
     accepted, path = _follow(_first_of_siblings(match, links), links)
     last = jnp.take_along_axis(path, accepted[:, None], axis=1)
     final = jnp.take_along_axis(best, last, axis=1)[:, 0]
-    hit = jnp.any(
-        match[:, None, :] & (parents[None, None, :] == path[:, :-1, None]), axis=-1
-    ).astype(jnp.float32)
-    return TreeDecision(accepted, path, logits[:, 0, :0], hit), final
+    hit = jnp.any(match[:, None, :] & (parents[:, None, :] == path[:, :-1, None]), axis=-1)
+    return TreeDecision(accepted, path, logits[:, 0, :0], hit.astype(jnp.float32)), final
 
 
 def deterministic(log_p: jax.Array, proposal: Proposal, coins: jax.Array) -> TreeDecision:
@@ -132,25 +134,25 @@ def deterministic(log_p: jax.Array, proposal: Proposal, coins: jax.Array) -> Tre
         coins: [B, T - 1] float32 in [0, 1).
     """
     links = _links(proposal.topology)
-    parents = links.parents[1:]
-    earlier = links.earlier[1:, 1:]
+    parents = links.parents[:, 1:]
+    earlier = links.earlier[:, 1:, 1:]
     tokens, valid = proposal.tokens, proposal.valid
     same = tokens[:, :, None] == tokens[:, None, :]
-    repeated = jnp.any(same & earlier[None] & valid[:, None, :], axis=-1)
-    p = jnp.exp(_gather(log_p, parents[None, :], tokens))
+    repeated = jnp.any(same & earlier & valid[:, None, :], axis=-1)
+    p = jnp.exp(_gather(log_p, parents, tokens))
     p = jnp.where(valid & ~repeated, p, 0.0)
     # What the siblings before have taken; none of it can be rounded away when summed in order.
-    taken = jnp.sum(jnp.where(earlier[None], p[:, None, :], 0.0), axis=-1)
+    taken = jnp.sum(jnp.where(earlier, p[:, None, :], 0.0), axis=-1)
     wins = _first_of_siblings(coins * (1.0 - taken) < p, links)
     accepted, path = _follow(wins, links)
     last = jnp.take_along_axis(path, accepted[:, None], axis=1)[:, 0]
     own = _node(log_p, last)
-    rejected = (parents[None, :] == last[:, None]) & valid
+    rejected = (parents == last[:, None]) & valid
     row = jax.lax.broadcasted_iota(jnp.int32, tokens.shape, 0)
     gone = jnp.where(rejected, tokens, own.shape[-1])
     rest = own.at[row, gone].set(-jnp.inf, mode="drop")
     empty = jnp.max(rest, axis=-1) == -jnp.inf
-    children = parents[None, None, :] == path[:, :-1, None]
+    children = parents[:, None, :] == path[:, :-1, None]
     overlap = jnp.sum(jnp.where(children, p[:, None, :], 0.0), axis=-1)
     return TreeDecision(accepted, path, jnp.where(empty[:, None], own, rest), overlap)
 
@@ -196,14 +198,13 @@ def drawn(
     tokens = jnp.pad(proposal.tokens, [(0, 0), (1, 0)])
     coins = jnp.pad(coins, [(0, 0), (1, 0)])
     node = jnp.arange(size, dtype=jnp.int32)
-    child = (links.parents[None, :] == node[:, None]) & (node[None, :] > 0)
 
     def at(array: jax.Array, index: jax.Array) -> jax.Array:
         return jnp.take_along_axis(array, index[:, None], axis=1)[:, 0]
 
     def next_child(parent: jax.Array, after: jax.Array) -> jax.Array:
         """Return the first valid child past the node `after`, 0 if there is none."""
-        fits = jnp.take(child, parent, axis=0) & valid & (node[None, :] > after[:, None])
+        fits = (links.parents == parent[:, None]) & valid & (node[None, :] > after[:, None])
         first = jnp.min(jnp.where(fits, node[None, :], size), axis=1)
         return jnp.where(first < size, first, 0)
 
@@ -281,9 +282,10 @@ def verify_tree(
 
     def possible(fine: jax.Array) -> Proposal:
         """Drop nodes that cannot be decided about: `fine` [B, P] of their parents is false."""
-        fits = proposal.valid & fine[:, jnp.minimum(links.parents[1:], fine.shape[1] - 1)]
+        parents = jnp.minimum(links.parents[:, 1:], fine.shape[1] - 1)
+        fits = proposal.valid & _of_nodes(fine, parents)
         padded = jnp.pad(fits, [(0, 0), (1, 0)], constant_values=True)
-        whole = jnp.all(~links.on_path[None] | padded[:, None, :], axis=-1)[:, 1:]
+        whole = jnp.all(~links.on_path | padded[:, None, :], axis=-1)[:, 1:]
         return dataclasses.replace(proposal, valid=whole)
 
     def stochastic() -> tuple[jax.Array, ...]:

@@ -22,10 +22,12 @@ Array = jax.Array | np.ndarray
 class Topology:
     """A rooted tree of T nodes in an order where parents come first.
 
+    All rows share it, or each of B rows has its own: then every array has a leading row axis.
+
     Attributes:
-        parents: [T] int32, parent of each node; -1 for the root.
-        depths: [T] int32, 0 for the root.
-        ancestors: [T, ceil(T / 32)] uint32, packed ancestor-or-self bits.
+        parents: [T] or [B, T] int32, parent of each node; -1 for the root.
+        depths: [T] or [B, T] int32, 0 for the root.
+        ancestors: [T, W] or [B, T, W] uint32, W = ceil(T / 32), packed ancestor-or-self bits.
         is_chain: static; every node's parent is the node before it, so nothing has to be moved when
             a path is accepted.
     """
@@ -38,7 +40,13 @@ class Topology:
     @property
     def size(self) -> int:
         """T, number of nodes with the root."""
-        return int(self.parents.shape[0])
+        return int(self.parents.shape[-1])
+
+    def by_row(self) -> Topology:
+        """Return it as device arrays with a row axis, of length 1 where all rows share it."""
+        if self.parents.ndim == 2:
+            return jax.tree.map(jnp.asarray, self)
+        return jax.tree.map(lambda array: jnp.asarray(array)[None], self)
 
 
 def from_parents(parents: tuple[int, ...]) -> Topology:
@@ -78,6 +86,33 @@ def chain(gamma: int) -> Topology:
     return from_parents(tuple(range(-1, gamma)))
 
 
+def from_parent_rows(parents: jax.Array) -> Topology:
+    """Build a topology of each row's own on the device.
+
+    Args:
+        parents: [B, T] int32, T >= 1, -1 for node 0, then for every node the index of an earlier
+            one; may be traced, so it is not checked.
+
+    Returns:
+        The topology with a row axis.
+    """
+    size = parents.shape[-1]
+    node = np.arange(size)
+    own = np.zeros((size, -(-size // 32)), np.uint32)
+    own[node, node // 32] = np.uint32(1) << (node % 32).astype(np.uint32)
+    # Pointer doubling: after k steps a node knows 2^k nodes of its way and jumps over as many.
+    known = jnp.broadcast_to(jnp.asarray(own), (*parents.shape, own.shape[-1]))
+    jump = jnp.maximum(parents, 0)
+    for _ in range((size - 1).bit_length()):
+        known |= jnp.take_along_axis(known, jump[..., None], axis=1)
+        jump = jnp.take_along_axis(jump, jump, axis=1)
+    return Topology(
+        parents=parents,
+        depths=jnp.sum(jax.lax.population_count(known), axis=-1).astype(jnp.int32) - 1,
+        ancestors=known,
+    )
+
+
 def paths(drafts: jax.Array, topology: Topology) -> jax.Array:
     """Return the drafts on the way to every node.
 
@@ -89,15 +124,15 @@ def paths(drafts: jax.Array, topology: Topology) -> jax.Array:
         [B, T, T - 1] int32: the tokens from the root (without it) to each node (with it) in order,
         then -1.
     """
-    size = topology.size
-    on_path = unpack_ancestors(jnp.asarray(topology.ancestors), size)[:, 1:]
-    place = jnp.asarray(topology.depths)[1:] - 1
+    size, rows = topology.size, topology.by_row()
+    on_path = unpack_ancestors(jnp.asarray(rows.ancestors), size)[:, :, 1:]
+    place = jnp.asarray(rows.depths)[:, None, 1:] - 1
     # Nodes off the path go nowhere.
-    place = jnp.where(on_path, place[None, :], size)
+    place = jnp.where(on_path, place, size)
     batch = drafts.shape[0]
     shape = (batch, size, size - 1)
     row = jax.lax.broadcasted_iota(jnp.int32, shape, 0)
     node = jax.lax.broadcasted_iota(jnp.int32, shape, 1)
     result = jnp.full(shape, -1, jnp.int32)
     token = jnp.broadcast_to(drafts[:, None, :], shape)
-    return result.at[row, node, jnp.broadcast_to(place[None], shape)].set(token, mode="drop")
+    return result.at[row, node, jnp.broadcast_to(place, shape)].set(token, mode="drop")

@@ -51,7 +51,7 @@ class TableTarget:
         entries = tokens[:, :, None, None].astype(jnp.float32)
         keys, values = kv.write(cache, 0, entries, entries)
         cache = KVCache(keys=(keys,), values=(values,), length=cache.length)
-        slot = cache.length[:, None] + jnp.asarray(topology.parents)[None, :]
+        slot = cache.length[:, None] + topology.by_row().parents
         before = jnp.take_along_axis(keys[:, 0, :, 0], jnp.maximum(slot, 0), axis=1)
         state = before.astype(jnp.int32) * self.vocab_size + tokens
         return state.reshape(1, -1), cache, ()

@@ -104,7 +104,7 @@ class Transformer:
             params: of this configuration.
             tokens: [B, T] int32.
             cache: prefix of each row; the nodes' entries are written past its length, which stays.
-            topology: of the T nodes; node t's position is length + depth.
+            topology: of the T nodes, each row's own or shared; node t's position is length + depth.
             feature_layers: layers whose residual output a drafter wants.
 
         Returns:
@@ -113,8 +113,7 @@ class Transformer:
         """
         config = self.config
         batch, nodes = tokens.shape
-        depths = jnp.asarray(topology.depths)
-        positions = (cache.length[:, None] + depths[None, :]).reshape(-1)
+        positions = (cache.length[:, None] + topology.by_row().depths).reshape(-1)
         rotations = self._rotations(positions)
         ancestors = jnp.asarray(topology.ancestors)
         plans = self._plans(cache, ancestors)

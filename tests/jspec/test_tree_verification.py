@@ -123,31 +123,41 @@ class Measured(NamedTuple):
     rest: np.ndarray
 
 
-def measure(parents: Parents, rounds: Rounds, kind: Kind) -> Measured:
-    topology = dataclasses.replace(trees.from_parents(parents), is_chain=False)
-    count, size = len(rounds.tokens), len(parents)
+def measure(trees_of: list[Parents], rounds: Rounds, kind: Kind, own: bool = False) -> Measured:
+    """Measure rounds of a tree each; `own` gives every row its topology, else all share one."""
+    count, size = len(rounds.tokens), len(trees_of[0])
+    if own:
+        topology = trees.from_parent_rows(jnp.asarray(trees_of, jnp.int32))
+    else:
+        assert len(set(trees_of)) == 1
+        topology = dataclasses.replace(trees.from_parents(trees_of[0]), is_chain=False)
     decide = functools.partial(decider(kind), topology, rounds)
 
     def leading(target: int) -> np.ndarray:
         """Coins under which the walk goes to `target`: only what is on its way accepts."""
-        on = way(parents, target)
-        numbers = np.array([0 if n in on else GRID - 1 for n in range(1, size)])
-        return np.tile(numbers, (count, 1))
+        return np.array(
+            [
+                [0 if n in on else GRID - 1 for n in range(1, size)]
+                for on in (way(parents, target) for parents in trees_of)
+            ]
+        )
 
     def run(numbers: np.ndarray) -> TreeDecision:
         return decide(jnp.asarray((numbers / GRID).astype(np.float32)))
 
+    def depth(node: int) -> np.ndarray:
+        return np.array([len(way(parents, node)) for parents in trees_of])
+
     def at(decision: TreeDecision, node: int) -> np.ndarray:
-        depth = len(way(parents, node))
-        path = np.asarray(decision.path)[:, depth]
-        return (np.asarray(decision.accepted) >= depth) & (path == node)
+        path = np.asarray(decision.path)[np.arange(count), depth(node)]
+        return (np.asarray(decision.accepted) >= depth(node)) & (path == node)
 
     h = np.zeros((count, size))
     rest = np.zeros((count, size, rounds.log_p.shape[-1]))
     for node in range(size):
         numbers = leading(node)
         decision = run(numbers)
-        reached = at(decision, node) & (np.asarray(decision.accepted) == len(way(parents, node)))
+        reached = at(decision, node) & (np.asarray(decision.accepted) == depth(node))
         rest[:, node] = np.where(reached[:, None], np.asarray(jax.nn.softmax(decision.log_rest)), 0)
         if node == 0:
             continue
@@ -193,7 +203,12 @@ def emitted(
 
 def check(parents: Parents, p: list[np.ndarray], q: list[np.ndarray], kind: Kind) -> None:
     rounds = listed(parents, p, q, kind)
-    measured = measure(parents, rounds, kind)
+    compare(parents, rounds, measure([parents] * len(rounds.tokens), rounds, kind), p, kind)
+
+
+def compare(
+    parents: Parents, rounds: Rounds, measured: Measured, p: list[np.ndarray], kind: Kind
+) -> None:
     laws = [emitted(parents, rounds, measured, p, row) for row in range(len(rounds.tokens))]
     truth = chains.joint(p)
     if kind == "deterministic":  # each set of candidates is a drafter of its own
@@ -243,6 +258,30 @@ def test_the_law_of_a_round_is_the_targets(
     if data.draw(st.booleans()):  # near, where acceptance is high and residuals small
         q = [0.9 * table + 0.1 * other for table, other in zip(p, q, strict=True)]
     check(parents, p, q, kind)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@hypothesis.settings(max_examples=4, deadline=None)
+@hypothesis.given(data=st.data(), seed=st.integers(0, 2**31))
+def test_the_law_of_rows_with_trees_of_their_own(
+    kind: Kind, data: st.DataObject, seed: int
+) -> None:
+    vocab, nodes = 3, 5
+    rows = data.draw(st.lists(shapes(nodes), min_size=2, max_size=3, unique=True))
+    hypothesis.assume(all(parents.count(n) <= vocab for parents in rows for n in range(nodes)))
+    p, q = tables(seed, vocab, 3, 0.2), tables(seed + 1, vocab, 3, 0.0)
+    parts = [listed(parents, p, q, kind) for parents in rows]
+    trees_of = [parents for parents, part in zip(rows, parts, strict=True) for _ in part.tokens]
+    # Rows of different trees lie side by side, as in a batch.
+    order = np.random.default_rng(seed).permutation(len(trees_of))
+    mixed = Rounds(*(np.concatenate(column)[order] for column in zip(*parts, strict=True)))
+    measured = measure([trees_of[i] for i in order], mixed, kind, own=True)
+    back = np.argsort(order)
+    start = 0
+    for parents, part in zip(rows, parts, strict=True):
+        mine = back[start : start + len(part.tokens)]
+        start += len(part.tokens)
+        compare(parents, part, Measured(measured.h[mine], measured.rest[mine]), p, kind)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import hypothesis
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import strategies as st
@@ -25,6 +27,7 @@ def unpack(ancestors: Any, size: int) -> np.ndarray:
 def check(topology: trees.Topology, parents: list[int]) -> None:
     size = len(parents)
     assert topology.size == size
+    assert topology.depths.dtype == topology.parents.dtype == np.int32
     np.testing.assert_array_equal(topology.parents, parents)
     dense = unpack(topology.ancestors, size)
     for node in range(size):
@@ -44,6 +47,39 @@ sizes = st.one_of(st.integers(1, 12), st.sampled_from([31, 32, 33, 63, 64, 65, 9
 def test_from_parents(data: st.DataObject, size: int) -> None:
     parents = [-1] + [data.draw(st.integers(0, node - 1)) for node in range(1, size)]
     check(trees.from_parents(tuple(parents)), parents)
+
+
+build = jax.jit(trees.from_parent_rows)
+
+
+@hypothesis.settings(max_examples=40)
+@hypothesis.given(data=st.data(), size=st.sampled_from([1, 2, 3, 7, 32, 33, 65]))
+def test_from_parent_rows(data: st.DataObject, size: int) -> None:
+    def draw(bushy: bool) -> list[int]:
+        least = [0 if bushy else max(node - 2, 0) for node in range(size)]  # deep ones too
+        return [-1] + [data.draw(st.integers(least[node], node - 1)) for node in range(1, size)]
+
+    rows = [draw(True), draw(False), list(range(-1, size - 1))]
+    topology = build(jnp.asarray(rows, jnp.int32))
+    for row, parents in enumerate(rows):
+        check(jax.tree.map(lambda array: np.asarray(array)[row], topology), parents)  # noqa: B023
+
+
+def test_paths_of_each_rows_own_tree() -> None:
+    rows = [(-1, 0, 0, 1, 3), (-1, 0, 1, 2, 0)]
+    topology = trees.from_parent_rows(jnp.asarray(rows, jnp.int32))
+    drafts = jnp.asarray([[11, 12, 13, 14], [21, 22, 23, 24]], jnp.int32)
+    found = np.asarray(trees.paths(drafts, topology))
+    for row, parents in enumerate(rows):
+        for node in range(5):
+            way: list[int] = []
+            at = node
+            while at > 0:
+                way.insert(0, int(drafts[row, at - 1]))
+                at = parents[at]
+            assert found[row, node].tolist() == way + [-1] * (4 - len(way))
+        shared = trees.from_parents(parents)
+        np.testing.assert_array_equal(trees.paths(drafts, shared)[row], found[row])
 
 
 @pytest.mark.parametrize("gamma", [0, 1, 2, 30, 31, 32, 33, 62, 63, 64, 127])
