@@ -12,7 +12,7 @@ from pallas_kernels.rejection_sampling.inputs import (
     Statistics,
     Transforms,
 )
-from pallas_kernels.rejection_sampling.reference import rejection_sampling
+from pallas_kernels.rejection_sampling.op import rejection_sampling, supports
 
 __all__ = [
     "Bias",
@@ -23,4 +23,5 @@ __all__ = [
     "Transforms",
     "decide",
     "rejection_sampling",
+    "supports",
 ]

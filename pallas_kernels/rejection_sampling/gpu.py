@@ -16,13 +16,20 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as pltriton
 
-from pallas_kernels.rejection_sampling.inputs import (
-    Drafts,
-    Statistics,
-    Transforms,
-    fault,
-    on_path,
+from pallas_kernels.rejection_sampling.columns import (
+    FREQUENCY,
+    GREEDY,
+    LOG_MIN_P,
+    PRESENCE,
+    REPETITION,
+    TEMPERATURE,
+    TOP_P,
+    WANTED,
+    parameters,
+    unfit,
+    unpacked,
 )
+from pallas_kernels.rejection_sampling.inputs import Drafts, Statistics, Transforms, on_path
 from pallas_kernels.rejection_sampling.reference import INFINITY, negated
 from pallas_kernels.rejection_sampling.transforms import dense_bias, packed_counts, penalised
 
@@ -31,8 +38,8 @@ BLOCK, WARPS = 1024, 16
 TRIED = 7
 # Finite, so that a lane that has seen nothing gives 0 instead of inf - inf.
 LOWEST = -1e30
-TEMPERATURE, GREEDY, WANTED, TOP_P, LOG_MIN_P, REPETITION, FREQUENCY, PRESENCE = range(8)
-USABLE, BEST, HIGHEST, THRESHOLD, LOG_TOTAL, RAW_TOTAL, OVERLAP, LOG_Q = range(8)
+# Columns of the statistics after those of every kernel.
+OVERLAP, LOG_Q = 6, 7
 
 Refs = dict[str, Any]
 Carry = tuple[jax.Array, ...]
@@ -40,12 +47,7 @@ Carry = tuple[jax.Array, ...]
 
 def supports(logits: jax.Array, transforms: Transforms, drafts: Drafts) -> str | None:
     """Return why the kernel cannot run on these arrays (or abstract ones), or None."""
-    problem = fault(logits, transforms, drafts)
-    if problem is not None:
-        return problem
-    if logits.shape[-1] >= 2**24:
-        return f"token ids are carried in float32, which {logits.shape[-1]} of them exceed"
-    return None
+    return unfit(logits, transforms, drafts)
 
 
 def statistics(
@@ -66,13 +68,13 @@ def statistics(
     if reason is not None:
         raise ValueError(f"rejection_sampling on GPU: {reason}")
     batch, nodes, vocab = logits.shape
-    arrays = {"logits": logits, "params": _parameters(transforms, vocab)}
+    arrays = {"logits": logits, "params": parameters(transforms, vocab)}
     width = pl.next_power_of_2(max(nodes - 1, 1))
     if nodes > 1:
         tokens = jnp.pad(drafts.tokens, ((0, 0), (0, width - nodes + 1)), constant_values=-1)
         arrays["tokens"] = tokens
         path = on_path(drafts).astype(jnp.int32)
-        arrays["path"] = jnp.pad(path, ((0, 0), (0, width - nodes + 1)))
+        arrays["path"] = jnp.pad(path, ((0, 0), (0, 0), (0, width - nodes + 1)))
     if transforms.bias is not None:
         arrays["bias"] = dense_bias(transforms.bias, vocab)
     if transforms.penalties is not None:
@@ -81,8 +83,8 @@ def statistics(
         arrays["forbidden"] = transforms.forbidden
     if transforms.allowed is not None:
         arrays["allowed"] = jax.lax.bitcast_convert_type(transforms.allowed, jnp.int32)
-    if drafts.log_q is not None and nodes > 1:
-        arrays["log_q"] = drafts.log_q
+    if drafts.chain_log_q is not None:
+        arrays["log_q"] = drafts.chain_log_q
     outputs = {"stats": 8, **({"log_p": width, "raw": width} if nodes > 1 else {})}
     keys = [*arrays, *outputs]
     results = pl.pallas_call(
@@ -97,53 +99,12 @@ def statistics(
         interpret=interpret,
         name="rejection_sampling",
     )(*arrays.values())
-    return _unpacked(drafts, dict(zip(outputs, results, strict=True)))
-
-
-def _parameters(transforms: Transforms, vocab: int) -> jax.Array:
-    """Return [B, 8] float32."""
-    greedy = transforms.temperature == 0
-    ones = jnp.ones_like(transforms.temperature)
-    penalties = transforms.penalties
-    top_k = jnp.where(transforms.top_k == 0, vocab, jnp.minimum(transforms.top_k, vocab))
-    columns = [
-        jnp.where(greedy, 1.0, transforms.temperature),
-        greedy.astype(jnp.float32),
-        top_k.astype(jnp.float32),
-        transforms.top_p,
-        jnp.log(transforms.min_p),
-        ones if penalties is None else penalties.repetition,
-        ones if penalties is None else penalties.frequency,
-        ones if penalties is None else penalties.presence,
-    ]
-    return jnp.stack(columns, axis=-1)
-
-
-def _unpacked(drafts: Drafts, results: dict[str, jax.Array]) -> Statistics:
-    stats = results["stats"]
-    parents = jnp.asarray(drafts.parents)[1:]
-    draft = jnp.arange(parents.shape[0], dtype=jnp.int32)
-    raw_total = stats[..., RAW_TOTAL]
-    if parents.shape[0] > 0:
-        log_p = results["log_p"][:, parents, draft]
-        raw = results["raw"][:, parents, draft] - jnp.take(raw_total, parents, axis=1)
-    else:
-        log_p = raw = jnp.zeros(drafts.tokens.shape, jnp.float32)
-    overlap, q = jnp.exp(log_p), jnp.ones_like(log_p)
-    if drafts.log_q is not None and parents.shape[0] > 0:
-        overlap, q = stats[:, :-1, OVERLAP], jnp.exp(stats[:, :-1, LOG_Q])
-    return Statistics(
-        usable=stats[..., USABLE] > 0,
-        best=stats[..., BEST].astype(jnp.int32),
-        highest=stats[..., HIGHEST],
-        threshold=stats[..., THRESHOLD],
-        log_total=stats[..., LOG_TOTAL],
-        raw_total=raw_total,
-        log_p=log_p,
-        raw_log_p=raw,
-        overlap=overlap,
-        q=q,
-    )
+    found = dict(zip(outputs, results, strict=True))
+    stats = found["stats"]
+    compared = None
+    if drafts.chain_log_q is not None:
+        compared = stats[:, :-1, OVERLAP], stats[:, :-1, LOG_Q]
+    return unpacked(drafts, stats, found.get("log_p"), found.get("raw"), compared)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -181,10 +142,11 @@ class _Node:
             counts = pltriton.load(refs["counts"].at[row, inside], mask=real, other=0)
             if "tokens" in refs:
                 drafts = refs["tokens"].shape[-1]
+                tree = row if refs["path"].shape[0] > 1 else 0
 
                 def add(draft: jax.Array, counts: jax.Array) -> jax.Array:
                     hit = token == refs["tokens"][row, draft]
-                    return counts + jnp.where(hit, 2 * refs["path"][node, draft], 0)
+                    return counts + jnp.where(hit, 2 * refs["path"][tree, node, draft], 0)
 
                 counts = jax.lax.fori_loop(0, drafts, add, counts)
             rates = [self.parameter(index) for index in (REPETITION, FREQUENCY, PRESENCE)]

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
+
+# How drafts were drawn from their law: each the only child of the node before it; siblings
+# independently of each other; or siblings one after another, as by Gumbel top-k.
+Drawn = Literal["chain", "with replacement", "without replacement"]
 
 
 @jax.tree_util.register_dataclass
@@ -77,13 +82,17 @@ class Transforms:
 class Drafts:
     """One round's drafts: nodes 1 .. T - 1 of a tree whose root is the pending token.
 
+    Siblings are examined in the order of their indices. Rows may have trees of their own.
+
     Attributes:
         tokens: [B, T - 1] int32.
-        valid: [B, T - 1] bool; a draft that is not is never accepted.
-        parents: [T] int32, -1 for the root; a parent comes before its children.
-        ancestors: [T, ceil(T / 32)] uint32, packed ancestor-or-self bits.
-        log_q: [B, T - 1, V] float32, the law that each draft was drawn from; chains only. None:
-            the drafts were chosen without chance.
+        valid: [B, T - 1] bool; a draft that is not is never accepted, nor what descends from it.
+        parents: [T] or [B, T] int32, -1 for the root; a parent comes before its children.
+        ancestors: [T, ceil(T / 32)] or [B, T, ceil(T / 32)] uint32, packed ancestor-or-self bits.
+        log_q: [B, P, V] float32, the law that the children of each node were drawn from (the first
+            of them, where they were drawn without replacement). Of a chain P is T - 1, in a tree
+            nodes at or past P have no children. None: the drafts were chosen without chance.
+        drawn: static; how drafts were drawn from `log_q`, if there is one.
     """
 
     tokens: jax.Array
@@ -91,6 +100,17 @@ class Drafts:
     parents: jax.Array
     ancestors: jax.Array
     log_q: jax.Array | None = None
+    drawn: Drawn = dataclasses.field(default="chain", metadata={"static": True})
+
+    @property
+    def chain_log_q(self) -> jax.Array | None:
+        """`log_q` of a chain that has a draft: the only law that the statistics are made with."""
+        return self.log_q if self.drawn == "chain" and self.tokens.shape[1] > 0 else None
+
+    @property
+    def own_trees(self) -> bool:
+        """Whether every row has a tree of its own."""
+        return jnp.ndim(self.parents) == 2
 
 
 @jax.tree_util.register_dataclass
@@ -113,8 +133,9 @@ class Statistics:
         log_p: [B, T - 1] float32, of each draft at its parent.
         raw_log_p: [B, T - 1] float32, the same before any transform.
         overlap: [B, T - 1] float32, sum min(p, q) at each draft's parent; NaN where q is no
-            distribution (NaN, +inf or all -inf).
-        q: [B, T - 1] float32, of each draft; 1 for drafts chosen without chance.
+            distribution (NaN, +inf or all -inf). Drafts that are no chain drawn from q are taken
+            as point masses here: it is p of each.
+        q: [B, T - 1] float32, of each draft; 1 for point masses.
     """
 
     usable: jax.Array
@@ -138,8 +159,19 @@ def unpack(bits: jax.Array, size: int) -> jax.Array:
 
 
 def on_path(drafts: Drafts) -> jax.Array:
-    """Return [T, T - 1] bool: draft j + 1 is on the way to the node, or the node itself."""
-    return unpack(jnp.asarray(drafts.ancestors), drafts.tokens.shape[1] + 1)[:, 1:]
+    """Return [B or 1, T, T - 1] bool: draft j + 1 is on the way to the node, or the node itself."""
+    dense = unpack(jnp.asarray(drafts.ancestors), drafts.tokens.shape[1] + 1)[..., 1:]
+    return dense if drafts.own_trees else dense[None]
+
+
+def parents_of(drafts: Drafts) -> jax.Array:
+    """Return the parent of every draft, [B, T - 1] int32."""
+    return jnp.broadcast_to(jnp.asarray(drafts.parents)[..., 1:], drafts.tokens.shape)
+
+
+def of_parents(array: jax.Array, drafts: Drafts) -> jax.Array:
+    """Return array[b, parent of j] of every draft j: [B, T] to [B, T - 1]."""
+    return jnp.take_along_axis(array, parents_of(drafts), axis=1)
 
 
 def fault(logits: jax.Array, transforms: Transforms, drafts: Drafts) -> str | None:
@@ -155,10 +187,12 @@ def fault(logits: jax.Array, transforms: Transforms, drafts: Drafts) -> str | No
     }
     wanted["tokens"] = (drafts.tokens, (batch, nodes - 1))
     wanted["valid"] = (drafts.valid, (batch, nodes - 1))
-    wanted["parents"] = (drafts.parents, (nodes,))
-    wanted["ancestors"] = (drafts.ancestors, (nodes, -(-nodes // 32)))
+    rows = (batch,) if drafts.own_trees else ()
+    wanted["parents"] = (drafts.parents, (*rows, nodes))
+    wanted["ancestors"] = (drafts.ancestors, (*rows, nodes, -(-nodes // 32)))
     if drafts.log_q is not None:
-        wanted["log_q"] = (drafts.log_q, (batch, nodes - 1, vocab))
+        laws = nodes - 1 if drafts.drawn == "chain" else min(drafts.log_q.shape[1], nodes)
+        wanted["log_q"] = (drafts.log_q, (batch, laws, vocab))
     if transforms.allowed is not None:
         wanted["allowed"] = (transforms.allowed, (batch, nodes, -(-vocab // 32)))
     if transforms.forbidden is not None:

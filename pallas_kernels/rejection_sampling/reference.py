@@ -1,4 +1,4 @@
-"""Rejection sampling in plain jax.numpy: the meaning of the op, and the XLA path."""
+"""Statistics of rejection sampling in plain jax.numpy: their meaning, and the XLA path."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from pallas_kernels.rejection_sampling.decide import Outcome, decide
 from pallas_kernels.rejection_sampling.inputs import (
     Drafts,
     Statistics,
     Transforms,
-    fault,
+    of_parents,
     on_path,
+    parents_of,
 )
 from pallas_kernels.rejection_sampling.transforms import edit
 
@@ -73,9 +73,9 @@ def kept_from(scores: jax.Array, transforms: Transforms) -> jax.Array:
 
 
 def statistics(logits: jax.Array, transforms: Transforms, drafts: Drafts) -> Statistics:
-    """Return what a decision needs to know of the logits; see `rejection_sampling`."""
+    """Return what a decision needs to know of the logits; see `op.rejection_sampling`."""
     raw = logits.astype(jnp.float32)
-    ways = jnp.where(on_path(drafts)[None], drafts.tokens[:, None, :], -1)
+    ways = jnp.where(on_path(drafts), drafts.tokens[:, None, :], -1)
     edited = edit(raw, transforms, ways)
     best = jnp.argmax(edited, axis=-1).astype(jnp.int32)
     highest = jnp.max(edited, axis=-1)
@@ -88,70 +88,38 @@ def statistics(logits: jax.Array, transforms: Transforms, drafts: Drafts) -> Sta
     log_total = jnp.log(jnp.sum(jnp.exp(kept), axis=-1))
     raw_total = jax.nn.logsumexp(raw, axis=-1)
 
-    parents = jnp.asarray(drafts.parents)[1:]
+    parents = parents_of(drafts)
+    row = jax.lax.broadcasted_iota(jnp.int32, parents.shape, 0)
+    tokens = jnp.clip(drafts.tokens, 0, logits.shape[-1] - 1)
 
-    def of_parents(array: jax.Array) -> jax.Array:
-        return jnp.take(array, parents, axis=1)
-
-    def of_drafts(array: jax.Array) -> jax.Array:
-        tokens = jnp.clip(drafts.tokens, 0, logits.shape[-1] - 1)[..., None]
-        return jnp.take_along_axis(array, tokens, axis=-1)[..., 0]
-
-    is_best = drafts.tokens == of_parents(best)
-    log_p = of_drafts(of_parents(kept)) - of_parents(log_total)
+    is_best = drafts.tokens == of_parents(best, drafts)
+    log_p = kept[row, parents, tokens] - of_parents(log_total, drafts)
     log_p = jnp.where(greedy, jnp.where(is_best, 0.0, -jnp.inf), log_p)
     overlap, q = jnp.exp(log_p), jnp.ones_like(log_p)
-    if drafts.log_q is not None:
+    log_q = drafts.chain_log_q
+    if log_q is not None:
         law = jnp.exp(kept - log_total[..., None])[:, :-1]
         token = jnp.arange(logits.shape[-1], dtype=jnp.int32)
         point = (token[None, None, :] == best[:, :-1, None]).astype(jnp.float32)
         law = jnp.where(greedy[..., None], point, law)
-        overlap = jnp.sum(jnp.minimum(law, jnp.exp(drafts.log_q)), axis=-1)
-        overlap = jnp.where(_usable(drafts.log_q), overlap, jnp.nan)
-        q = jnp.exp(of_drafts(drafts.log_q))
+        overlap = jnp.sum(jnp.minimum(law, jnp.exp(log_q)), axis=-1)
+        overlap = jnp.where(usable(log_q), overlap, jnp.nan)
+        q = jnp.exp(jnp.take_along_axis(log_q, tokens[..., None], axis=-1)[..., 0])
     return Statistics(
-        usable=_usable(edited),
+        usable=usable(edited),
         best=best,
         highest=highest,
         threshold=threshold,
         log_total=log_total,
         raw_total=raw_total,
         log_p=log_p,
-        raw_log_p=of_drafts(of_parents(raw)) - of_parents(raw_total),
+        raw_log_p=raw[row, parents, tokens] - of_parents(raw_total, drafts),
         overlap=overlap,
         q=q,
     )
 
 
-def _usable(logits: jax.Array) -> jax.Array:
+def usable(logits: jax.Array) -> jax.Array:
+    """Return whether logits [..., V] define a distribution: no NaN, no +inf, not all -inf."""
     # Compared one by one: XLA's maximum on CPU loses a NaN once the vocabulary is large.
     return jnp.all(logits < jnp.inf, axis=-1) & jnp.any(logits > -jnp.inf, axis=-1)
-
-
-def rejection_sampling(
-    logits: jax.Array,
-    transforms: Transforms,
-    drafts: Drafts,
-    coins: jax.Array,
-    noise: Callable[[jax.Array], jax.Array],
-) -> Outcome:
-    """Accept drafts and draw the token that follows, with exactly the target's law.
-
-    Rule 1 (chains with q: Leviathan et al. 2023, arXiv 2211.17192; Chen et al., arXiv 2302.01318)
-    or, for drafts chosen without chance, each tried in turn with what its siblings left.
-
-    Args:
-        logits: [B, T, V] float32 or bfloat16, the target's at the pending token and every draft,
-            before any transform.
-        transforms: of the rows.
-        drafts: of the round.
-        coins: [B, T - 1] float32 in [0, 1), of the drafts.
-        noise: from the decided node [B] int32 to standard Gumbel noise [B, V] float32 of its own.
-
-    Raises:
-        ValueError: shapes or dtypes do not belong together.
-    """
-    problem = fault(logits, transforms, drafts)
-    if problem is not None:
-        raise ValueError(problem)
-    return decide(logits, transforms, drafts, statistics(logits, transforms, drafts), coins, noise)

@@ -12,14 +12,16 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from pallas_kernels.rejection_sampling.inputs import Drafts, Statistics, Transforms, fault
+from pallas_kernels.rejection_sampling.columns import unfit, unpacked
+from pallas_kernels.rejection_sampling.inputs import Drafts, Statistics, Transforms
 from pallas_kernels.rejection_sampling.tpu_kernel import kernel
 from pallas_kernels.rejection_sampling.tpu_operands import (
     LANES,
+    LOG_Q,
+    OVERLAP,
     SUBLANES,
     operands,
     shape_of,
-    unpacked,
 )
 
 # What a kernel may take of the 128 MiB of VMEM (v5e, v6e).
@@ -36,14 +38,12 @@ def vmem_bytes(logits: jax.Array, transforms: Transforms, drafts: Drafts) -> int
 
 def supports(logits: jax.Array, transforms: Transforms, drafts: Drafts) -> str | None:
     """Return why the kernel cannot run on these arrays (or abstract ones), or None."""
-    problem = fault(logits, transforms, drafts)
+    problem = unfit(logits, transforms, drafts)
     if problem is not None:
         return problem
     nodes, vocab = logits.shape[1:]
     if nodes > LANES:
         return f"at most {LANES} nodes, not {nodes}"
-    if vocab >= 2**24:
-        return f"token ids are carried in float32, which {vocab} of them exceed"
     needed = vmem_bytes(logits, transforms, drafts)
     if needed > MOST_VMEM:
         return f"needs {needed} bytes of VMEM for a vocabulary of {vocab}; {MOST_VMEM} at most"
@@ -89,7 +89,7 @@ def statistics(
         output_specs.append(law_spec)
     keys = [*scalars, *arrays, *names, "work", "extra"]
     row = pltpu.VMEM((shape.block, shape.padded), jnp.float32)
-    elements = logits.size + (drafts.log_q.size if shape.law and drafts.log_q is not None else 0)
+    elements = logits.size + (0 if drafts.chain_log_q is None else drafts.chain_log_q.size)
     results = pl.pallas_call(
         lambda *refs: kernel(shape, dict(zip(keys, refs, strict=True))),
         grid_spec=pltpu.PrefetchScalarGridSpec(
@@ -112,4 +112,12 @@ def statistics(
         interpret=interpret,
         name="rejection_sampling",
     )(*scalars.values(), *arrays.values())
-    return unpacked(shape, drafts, dict(zip(names, results, strict=True)))
+    found = dict(zip(names, results, strict=True))
+    stats = found["stats"][:, : shape.nodes]
+    compared = None
+    if shape.law:
+        law = found["law"][:, : shape.drafts]
+        compared = law[..., OVERLAP], law[..., LOG_Q]
+    if not shape.shared:
+        stats = stats.reshape(shape.nodes, 1, LANES)
+    return unpacked(drafts, stats, found.get("log_p"), found.get("raw"), compared)

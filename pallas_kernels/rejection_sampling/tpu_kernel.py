@@ -9,27 +9,29 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
-from pallas_kernels.rejection_sampling.reference import INFINITY, negated
-from pallas_kernels.rejection_sampling.tpu_operands import (
+from pallas_kernels.rejection_sampling.columns import (
     BEST,
     FREQUENCY,
     GREEDY,
     HIGHEST,
-    LANES,
     LOG_MIN_P,
-    LOG_Q,
     LOG_TOTAL,
-    NEXT,
-    OVERLAP,
     PRESENCE,
     RAW_TOTAL,
     REPETITION,
-    SUBLANES,
     TEMPERATURE,
     THRESHOLD,
     TOP_P,
     USABLE,
     WANTED,
+)
+from pallas_kernels.rejection_sampling.reference import INFINITY, negated
+from pallas_kernels.rejection_sampling.tpu_operands import (
+    LANES,
+    LOG_Q,
+    NEXT,
+    OVERLAP,
+    SUBLANES,
     Shape,
 )
 from pallas_kernels.rejection_sampling.transforms import penalised
@@ -165,7 +167,7 @@ def _count_path(shape: Shape, refs: Refs) -> None:
 
     @pl.loop(0, shape.drafts)
     def _(draft: jax.Array) -> None:
-        on_way = _sum(jnp.where(column == draft, refs["path"][...], 0.0))
+        on_way = _sum(jnp.where(column == draft, refs["path"][0], 0.0))
         lanes, hit = _tile(shape, refs["tokens"][first + draft])
         counts = refs["extra"][:, lanes]
         refs["extra"][:, lanes] = jnp.where(hit, counts + 2.0 * on_way, counts)

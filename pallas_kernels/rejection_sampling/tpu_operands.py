@@ -8,15 +8,16 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
-from pallas_kernels.rejection_sampling.inputs import Drafts, Statistics, Transforms, on_path
+from pallas_kernels.rejection_sampling.columns import parameters
+from pallas_kernels.rejection_sampling.inputs import Drafts, Transforms, on_path
 from pallas_kernels.rejection_sampling.transforms import packed_counts
 
 LANES, SUBLANES = 128, 8
 # Lanes a step of a pass; their allow-bits fill the lanes of one vector register.
 CHUNK = 32 * LANES
-# Columns of the parameters and of the statistics.
-TEMPERATURE, GREEDY, WANTED, TOP_P, LOG_MIN_P, REPETITION, FREQUENCY, PRESENCE, NEXT = range(9)
-USABLE, BEST, HIGHEST, THRESHOLD, LOG_TOTAL, RAW_TOTAL = range(6)
+# The column after every kernel's parameters: the draft drawn at the node.
+NEXT = 8
+# Columns of the comparison with q.
 OVERLAP, LOG_Q = range(2)
 
 
@@ -34,6 +35,7 @@ class Shape:
     penalties: bool
     allowed: bool
     law: bool
+    own_trees: bool
 
     @property
     def block(self) -> int:
@@ -80,7 +82,8 @@ def shape_of(logits: jax.Array, transforms: Transforms, drafts: Drafts) -> Shape
         forbidden=0 if transforms.forbidden is None else transforms.forbidden.shape[-1],
         penalties=transforms.penalties is not None,
         allowed=transforms.allowed is not None,
-        law=drafts.log_q is not None and nodes > 1,
+        law=drafts.chain_log_q is not None,
+        own_trees=drafts.own_trees,
     )
 
 
@@ -120,18 +123,19 @@ def operands(
             arrays["counts"] = counts[None]
             specs.append(by_node(vocab))
         if shape.drafts:
-            padding = ((0, rows - shape.nodes), (0, LANES - shape.drafts))
-            arrays["path"] = jnp.pad(on_path(drafts).astype(jnp.float32), padding)
-            specs.append(pl.BlockSpec((block, LANES), lambda b, j, *_: (j, 0)))
+            by_tree = ((0, 0), (0, rows - shape.nodes), (0, LANES - shape.drafts))
+            arrays["path"] = jnp.pad(on_path(drafts).astype(jnp.float32), by_tree)
+            own = shape.own_trees
+            specs.append(pl.BlockSpec((1, block, LANES), lambda b, j, *_: (b if own else 0, j, 0)))
     if transforms.allowed is not None:
         words = jax.lax.bitcast_convert_type(transforms.allowed, jnp.int32)
         words = words.reshape(shape.batch, shape.nodes, -1)
         words = jnp.pad(words, ((0, 0), (0, 0), (0, shape.words - words.shape[-1])))
         arrays["allowed"] = words
         specs.append(by_node(shape.words))
-    if shape.law and drafts.log_q is not None:
+    if drafts.chain_log_q is not None:
         last = pl.cdiv(shape.drafts, shape.law_block) - 1
-        arrays["log_q"] = drafts.log_q
+        arrays["log_q"] = drafts.chain_log_q
         specs.append(
             pl.BlockSpec((1, shape.law_block, vocab), lambda b, j, *_: (b, jnp.minimum(j, last), 0))
         )
@@ -141,24 +145,10 @@ def operands(
 def _parameters(shape: Shape, transforms: Transforms, drafts: Drafts) -> jax.Array:
     """Return [B, rows, LANES] float32, the parameters of every node in the first columns."""
     vocab = shape.vocab
-    greedy = transforms.temperature == 0
-    penalties = transforms.penalties
-    ones = jnp.ones_like(transforms.temperature)
-    top_k = jnp.where(transforms.top_k == 0, vocab, jnp.minimum(transforms.top_k, vocab))
-    columns = [
-        jnp.where(greedy, 1.0, transforms.temperature),
-        greedy.astype(jnp.float32),
-        top_k.astype(jnp.float32),
-        transforms.top_p,
-        jnp.log(transforms.min_p),
-        ones if penalties is None else penalties.repetition,
-        ones if penalties is None else penalties.frequency,
-        ones if penalties is None else penalties.presence,
-    ]
-    table = jnp.stack(columns, axis=-1)  # [rows of the batch, columns]
+    table = parameters(transforms, vocab)
     width = shape.nodes if shape.shared else 1
-    table = jnp.broadcast_to(table[:, None], (table.shape[0], width, len(columns)))
-    table = table.reshape(shape.batch, shape.nodes, len(columns))
+    table = jnp.broadcast_to(table[:, None], (table.shape[0], width, NEXT))
+    table = table.reshape(shape.batch, shape.nodes, NEXT)
     following = jnp.full((shape.batch, shape.nodes, 1), -1.0, jnp.float32)
     if shape.drafts:
         following = following.at[:, :-1, 0].set(drafts.tokens.astype(jnp.float32))
@@ -169,36 +159,3 @@ def _parameters(shape: Shape, transforms: Transforms, drafts: Drafts) -> jax.Arr
     padding = jnp.broadcast_to(nothing, (shape.batch, rows - shape.nodes, nothing.size))
     table = jnp.concatenate([table, padding], axis=1)
     return jnp.pad(table, ((0, 0), (0, 0), (0, LANES - nothing.size)))
-
-
-def unpacked(shape: Shape, drafts: Drafts, results: dict[str, jax.Array]) -> Statistics:
-    """Return the statistics from the kernel's columns."""
-    stats = results["stats"][:, : shape.nodes]
-    if not shape.shared:
-        stats = stats.reshape(shape.nodes, 1, LANES)
-    parents = jnp.asarray(drafts.parents)[1:]
-    draft = jnp.arange(shape.drafts, dtype=jnp.int32)
-
-    def of_drafts(name: str) -> jax.Array:
-        return results[name][:, parents, draft]
-
-    none = jnp.zeros(drafts.tokens.shape, jnp.float32)
-    log_p = of_drafts("log_p") if shape.drafts else none
-    raw_total = stats[..., RAW_TOTAL]
-    raw = of_drafts("raw") - jnp.take(raw_total, parents, axis=1) if shape.drafts else none
-    overlap, q = jnp.exp(log_p), jnp.ones_like(log_p)
-    if shape.law:
-        overlap = results["law"][:, : shape.drafts, OVERLAP]
-        q = jnp.exp(results["law"][:, : shape.drafts, LOG_Q])
-    return Statistics(
-        usable=stats[..., USABLE] > 0,
-        best=stats[..., BEST].astype(jnp.int32),
-        highest=stats[..., HIGHEST],
-        threshold=stats[..., THRESHOLD],
-        log_total=stats[..., LOG_TOTAL],
-        raw_total=raw_total,
-        log_p=log_p,
-        raw_log_p=raw,
-        overlap=overlap,
-        q=q,
-    )

@@ -30,6 +30,20 @@ def run(case: Case) -> object:
 FEW = hypothesis.settings(max_examples=12)
 
 
+def overlap(case: Case, row: int, node: int, p: np.ndarray) -> float:
+    """The chance that a child of the node is accepted."""
+    drafts = case.drafts
+    children = [
+        child
+        for child in range(1, drafts.parents.size)
+        if drafts.parents[child] == node and drafts.valid[row, child - 1]
+    ]
+    if drafts.log_q is None or not children:
+        return sum(p[token] for token in {int(drafts.tokens[row, c - 1]) for c in children})
+    q = np.exp(np.asarray(drafts.log_q[row, node]).astype(np.float64))
+    return float(np.sum(np.minimum(p, q))) if not np.isnan(q).any() else 0.0
+
+
 @pytest.mark.parametrize("tree", [False, True])
 @pytest.mark.parametrize("full", [False, True])
 @FEW
@@ -69,16 +83,13 @@ def test_against_float64(tree: bool, full: bool, seed: int, truncation: bool, ba
             if np.all(here.raw < np.inf):
                 raw = here.raw[token] - np.log(np.sum(np.exp(here.raw)))
                 np.testing.assert_allclose(out.raw_log_p[row, step], raw, rtol=1e-4, atol=1e-4)
-            for child in range(1, 6):
-                if case.drafts.parents[child] != node or not case.drafts.valid[row, child - 1]:
-                    continue
-                overlap = here.p[case.drafts.tokens[row, child - 1]]
-                if case.drafts.log_q is not None:
-                    q = np.exp(np.asarray(case.drafts.log_q[row, child - 1]).astype(np.float64))
-                    overlap = np.sum(np.minimum(here.p, q)) if not np.isnan(q).any() else np.nan
-                np.testing.assert_allclose(
-                    out.overlap[row, child - 1], overlap, rtol=1e-4, atol=1e-5
-                )
+        for depth, node in enumerate(nodes[:5]):
+            np.testing.assert_allclose(
+                out.overlap[row, depth],
+                overlap(case, row, node, laws[node].p),
+                rtol=1e-4,
+                atol=1e-5,
+            )
         assert not out.log_p[row, n + 1 :].any()
 
 
@@ -136,6 +147,8 @@ def test_same_decisions_as_the_spine_on_the_same_keys(
 ) -> None:
     wish = Asked(law=law, penalties=True, bias=True, truncation=truncation, bad=bad)
     case = cases.make(4, nodes, 300, wish, seed)
+    # A batch of greedy rows alone takes every q for the point mass that it should be.
+    hypothesis.assume(not law or bool(jnp.any(case.transforms.temperature > 0)))
     seeds = jnp.asarray(np.random.default_rng(seed).integers(0, 2**32, (4, 2)), jnp.uint32)
     keys = randomness.round_keys(seeds, jnp.full(4, 7, jnp.int32))
     truth = by_jspec(case, keys, law=law)
