@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from pallas_kernels.rejection_sampling import Bias, Drafts, Penalties, Transforms
+from pallas_kernels.rejection_sampling.inputs import Drawn
 
 
 @jax.tree_util.register_dataclass
@@ -55,7 +56,9 @@ class Asked:
     """What a case contains."""
 
     law: bool = False
+    drawn: Drawn = "chain"  # from the law
     tree: bool = False
+    own: bool = False  # a tree a row
     bias: bool = False
     penalties: bool = False
     forbidden: bool = False
@@ -75,24 +78,29 @@ def make(batch: int, nodes: int, vocab: int, wish: Asked, seed: int) -> Case:
     base = rng.normal(size=(batch, nodes, vocab)) * scale
     logits = (base + 0.3 * rng.normal(size=base.shape)).astype(np.float32)
     logits[..., vocab - 3 :] = -np.inf  # padding ids
-    parents = [-1, *range(nodes - 1)]
+    trees = [[-1, *range(nodes - 1)]] * batch
     if wish.tree:
-        parents = [-1, *(int(rng.integers(0, node)) for node in range(1, nodes))]
-    q = base[:, :-1] + 0.3 * rng.normal(size=(batch, nodes - 1, vocab))
+        trees = [[-1, *(int(rng.integers(0, node)) for node in range(1, nodes))] for _ in trees]
+        trees = trees if wish.own else [trees[0]] * batch
+    laws = nodes if wish.tree else nodes - 1
+    q = base[:, :laws] + 0.3 * rng.normal(size=(batch, laws, vocab))
     log_q = (q - np.log(np.sum(np.exp(q), -1, keepdims=True))).astype(np.float32)
     tokens = np.zeros((batch, nodes - 1), np.int32)
     for b in range(batch):
+        parents = np.array(trees[b])
         for j in range(nodes - 1):
             best = np.argsort(base[b, parents[j + 1]])[::-1]
             tokens[b, j] = best[rng.integers(0, 4)]
             if wish.law:
-                p = np.exp(log_q[b, j].astype(np.float64))
+                p = np.exp(log_q[b, parents[j + 1]].astype(np.float64))
+                if wish.drawn == "without replacement":
+                    p[tokens[b, :j][parents[1 : j + 1] == parents[j + 1]]] = 0
                 tokens[b, j] = rng.choice(vocab, p=p / p.sum())
     valid = rng.random((batch, nodes - 1)) < 0.95
     if wish.bad and nodes > 1:
         logits[rng.integers(0, batch), rng.integers(0, nodes), rng.integers(0, vocab)] = np.nan
         logits[rng.integers(0, batch), rng.integers(0, nodes), rng.integers(0, vocab)] = np.inf
-        log_q[rng.integers(0, batch), rng.integers(0, nodes - 1), 0] = np.nan
+        log_q[rng.integers(0, batch), rng.integers(0, laws), 0] = np.nan
     some = wish.truncation
 
     def pick(values: list[float], dtype: Any = np.float32) -> jax.Array:
@@ -138,9 +146,12 @@ def make(batch: int, nodes: int, vocab: int, wish: Asked, seed: int) -> Case:
         drafts=Drafts(
             tokens=jnp.asarray(tokens),
             valid=jnp.asarray(valid),
-            parents=jnp.asarray(parents, jnp.int32),
-            ancestors=jnp.asarray(ancestors(parents)),
+            parents=jnp.asarray(trees if wish.own else trees[0], jnp.int32),
+            ancestors=jnp.asarray(
+                np.stack(list(map(ancestors, trees))) if wish.own else ancestors(trees[0])
+            ),
             log_q=jnp.asarray(log_q) if wish.law and nodes > 1 else None,
+            drawn=wish.drawn,
         ),
         coins=jnp.asarray(rng.random((batch, nodes - 1)), jnp.float32),
         noises=jnp.asarray(rng.gumbel(size=(batch, nodes, vocab)), jnp.float32),

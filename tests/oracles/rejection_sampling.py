@@ -11,6 +11,8 @@ from tests.oracles.rejection_cases import Case, ways
 
 # Below this relative distance float32 may decide otherwise.
 MARGIN = 1e-4
+# How much of a residual rounding may add or take away.
+ROUNDING = 1e-6
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,10 +33,15 @@ class Decision:
     final: int
     finite: bool
     near: bool
+    overlap: list[float]  # by depth, the chance that a child of the path's node is accepted
 
 
 def _close(a: float, b: float) -> bool:
     return bool(abs(a - b) <= MARGIN * max(abs(a), abs(b), 1e-30))
+
+
+def parents_in(case: Case, row: int) -> list[int]:
+    return np.atleast_2d(case.drafts.parents)[row if case.drafts.own_trees else 0].tolist()
 
 
 def as_numpy(case: Case) -> Case:
@@ -51,7 +58,7 @@ def edited(case: Case, row: int, node: int) -> np.ndarray:
                 x[token] += float(value)
     if t.penalties is not None:
         count = np.asarray(t.penalties.generated[row]).astype(np.int64).copy()
-        for ancestor in ways(case.drafts.parents.tolist())[node]:
+        for ancestor in ways(parents_in(case, row))[node]:
             count[int(case.drafts.tokens[row, ancestor - 1])] += 1
         seen = np.asarray(t.penalties.in_prompt[row]) | (count > 0)
         repetition, frequency, presence = (
@@ -114,46 +121,69 @@ def law(case: Case, row: int, node: int) -> Law:
     return Law(raw, x, weight / weight.sum(), True, near)
 
 
+def _law_of_children(case: Case, row: int, node: int) -> np.ndarray | None:
+    """The law that a node's children were drawn from, None where they are point masses."""
+    log_q = case.drafts.log_q
+    if log_q is None or node >= log_q.shape[1]:
+        return None
+    # In a tree a greedy row's candidates are the best ones, whatever q.
+    if case.drafts.drawn != "chain" and case.transforms.temperature[row] == 0:
+        return None
+    return np.exp(np.asarray(log_q[row, node]).astype(np.float64))
+
+
 def decision(case: Case, row: int, laws: list[Law]) -> Decision:
     drafts = case.drafts
-    parents = drafts.parents.tolist()
+    parents = parents_in(case, row)
     node = 0
     path: list[int] = []
+    overlap: list[float] = []
     near = False
     while True:
         here = laws[node]
         near |= here.near
         if not here.usable:
-            return Decision(len(path), path, -1, False, near)
+            return Decision(len(path), path, -1, False, near, [*overlap, 0.0])
         rest = here.p.copy()
         moved = False
-        for child in range(1, len(parents)):
-            if parents[child] != node or not bool(drafts.valid[row, child - 1]):
-                continue
-            token = int(drafts.tokens[row, child - 1])
+        q = _law_of_children(case, row, node)
+        children = [t for t in range(1, len(parents)) if parents[t] == node]
+        children = [t for t in children if drafts.valid[row, t - 1]]
+        if q is not None and np.isnan(q).any():
+            children = []
+        tokens = [int(drafts.tokens[row, child - 1]) for child in children]
+        missed = 1.0 if q is not None else 1.0 - sum(here.p[token] for token in set(tokens))
+        for child, token in zip(children, tokens, strict=True):
             coin = float(case.coins[row, child - 1])
-            if drafts.log_q is not None:
-                log_q = np.asarray(drafts.log_q[row, child - 1]).astype(np.float64)
-                if np.isnan(log_q).any():
-                    continue
-                q = np.exp(log_q)
+            if q is not None:
+                missed *= 1.0 - np.sum(np.minimum(rest, q))
                 left, right = coin * q[token], rest[token]
+                near |= abs(left - right) < ROUNDING
+                fits = q[token] > 0
                 after = np.maximum(rest - q, 0)
+                if drafts.drawn == "without replacement":
+                    q[token] = 0
+                    q /= q.sum() if q.sum() > 0 else 1.0
             else:
-                left, right = coin * rest.sum(), rest[token]
+                left, right, fits = coin * rest.sum(), rest[token], True
                 after = rest.copy()
                 after[token] = 0
             near |= _close(left, right) or (0 < after.sum() < MARGIN)
-            if left < right:
+            if fits and left < right:
                 node, moved = child, True
                 path.append(child)
                 break
             if after.sum() > 0:
-                rest = after
+                rest = after / after.sum() if q is not None else after
+        overlap.append(1.0 - missed)
         if moved:
             continue
+        noise = np.asarray(case.noises[row, node]).astype(np.float64)
         with np.errstate(divide="ignore"):
-            drawn = np.log(rest) + np.asarray(case.noises[row, node]).astype(np.float64)
-        order = np.argsort(-drawn)
-        near |= bool(drawn[order[0]] - drawn[order[1]] < 20 * MARGIN)
-        return Decision(len(path), path, int(order[0]), True, near)
+            drawn = np.log(rest) + noise
+            final = int(np.argmax(drawn))
+            sure = np.log(max(rest[final] - ROUNDING, 0.0)) + noise[final]
+            others = np.log(rest + (ROUNDING if q is not None and children else 0.0)) + noise
+        others[final] = -np.inf
+        near |= bool(sure - others.max() < 20 * MARGIN)
+        return Decision(len(path), path, final, True, near, overlap)
