@@ -18,40 +18,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jspec.sampling_params import SamplingParams
-
-
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class Bias:
-    """Sparse additive bias.
-
-    Attributes:
-        tokens: [B, K] int32; V is padding.
-        values: [B, K] float32.
-    """
-
-    tokens: jax.Array
-    values: jax.Array
-
-
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class Penalties:
-    """Penalties and the counts they go by.
-
-    Attributes:
-        repetition: [B] float32; 1 is none. Counts the prompt.
-        frequency: [B] float32; 0 is none.
-        presence: [B] float32; 0 is none.
-        in_prompt: [B, V] bool.
-        generated: [B, V] int32, occurrences among the committed tokens after the prompt.
-    """
-
-    repetition: jax.Array
-    frequency: jax.Array
-    presence: jax.Array
-    in_prompt: jax.Array
-    generated: jax.Array
+from pallas_kernels.rejection_sampling import Bias as Bias
+from pallas_kernels.rejection_sampling import Penalties as Penalties
 
 
 @jax.tree_util.register_dataclass
@@ -198,15 +166,35 @@ def apply(
         logits = _add(logits, edits.bias)
     if edits.penalties is not None:
         logits = _penalise(logits, edits.penalties, paths)
+    banned = forbidden(edits, tokens, length, paths, logits.shape[-1])
+    if banned is not None:
+        logits = logits.at[(*_grid(banned.shape), banned)].set(-jnp.inf, mode="drop")
+    return logits
+
+
+def forbidden(
+    edits: Edits, tokens: jax.Array, length: jax.Array, paths: jax.Array, vocab_size: int
+) -> jax.Array | None:
+    """Return the tokens that bad words and held-back stops forbid at each node.
+
+    Args:
+        edits: of the rows.
+        tokens: as `apply`.
+        length: as `apply`.
+        paths: as `apply`.
+        vocab_size: V.
+
+    Returns:
+        [B, K, F] int32; V is padding. None where no row forbids any.
+    """
+    banned = []
     if edits.bad_words is not None:
-        forbidden = _completions(edits.bad_words, tokens, length, paths, logits.shape[-1])
-        logits = _forbid(logits, forbidden)
+        banned.append(_completions(edits.bad_words, tokens, length, paths, vocab_size))
     if edits.minimum is not None:
         minimum = edits.minimum
         early = length[:, None] + _depths(paths) < minimum.until[:, None]
-        held = jnp.where(early[..., None], minimum.tokens[:, None, :], logits.shape[-1])
-        logits = _forbid(logits, held)
-    return logits
+        banned.append(jnp.where(early[..., None], minimum.tokens[:, None, :], vocab_size))
+    return jnp.concatenate(banned, axis=-1) if banned else None
 
 
 def commit(edits: Edits, tokens: jax.Array, count: jax.Array) -> Edits:
@@ -286,8 +274,3 @@ def _completions(
     prefixes = bad_words.prefixes[:, None]
     match = jnp.all((prefixes == -1) | (prefixes == recent[:, :, None, :]), axis=-1)
     return jnp.where(match, bad_words.last[:, None, :], vocab_size)
-
-
-def _forbid(logits: jax.Array, tokens: jax.Array) -> jax.Array:
-    """Set the logits at [B, K, J] tokens to -inf; V is nothing."""
-    return logits.at[(*_grid(tokens.shape), tokens)].set(-jnp.inf, mode="drop")

@@ -8,6 +8,7 @@ from pallas_kernels.rejection_sampling.decide import Outcome, decide
 from pallas_kernels.rejection_sampling.inputs import (
     Bias,
     Drafts,
+    Drawn,
     Penalties,
     Statistics,
     Transforms,
@@ -17,6 +18,7 @@ from pallas_kernels.rejection_sampling.op import rejection_sampling, supports
 __all__ = [
     "Bias",
     "Drafts",
+    "Drawn",
     "Outcome",
     "Penalties",
     "Statistics",

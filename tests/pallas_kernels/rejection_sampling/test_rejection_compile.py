@@ -25,7 +25,7 @@ SIZES = [
 def abstract(
     batch: int, nodes: int, vocab: int, full: bool, dtype: Any = jnp.float32
 ) -> tuple[Any, Transforms, Drafts]:
-    """Return abstract arguments, with every transform and a dense q or with none."""
+    """Return abstract arguments: with every transform and a dense q or a tree a row, or plain."""
 
     def of(*shape: int, dtype: Any = jnp.float32) -> Any:
         return jax.ShapeDtypeStruct(shape, dtype)
@@ -46,12 +46,14 @@ def abstract(
             forbidden=of(batch, nodes, 4, dtype=integer),
             allowed=of(batch, nodes, vocab // 32, dtype=jnp.uint32),
         )
+    trees = full and nodes == 16
+    rows = (batch,) if trees else ()
     drafts = Drafts(
         of(batch, nodes - 1, dtype=integer),
         of(batch, nodes - 1, dtype=jnp.bool_),
-        of(nodes, dtype=integer),
-        of(nodes, 1, dtype=jnp.uint32),
-        of(batch, nodes - 1, vocab) if full and nodes > 1 else None,
+        of(*rows, nodes, dtype=integer),
+        of(*rows, nodes, 1, dtype=jnp.uint32),
+        of(batch, nodes - 1, vocab) if full and nodes > 1 and not trees else None,
     )
     return of(batch, nodes, vocab, dtype=dtype), transforms, drafts
 
