@@ -46,7 +46,7 @@ def abstract(
             forbidden=of(batch, nodes, 4, dtype=integer),
             allowed=of(batch, nodes, vocab // 32, dtype=jnp.uint32),
         )
-    trees = full and nodes == 16
+    trees = full and (nodes, batch) == (16, 1)
     rows = (batch,) if trees else ()
     drafts = Drafts(
         of(batch, nodes - 1, dtype=integer),
