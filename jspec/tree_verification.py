@@ -26,6 +26,7 @@ from jspec.randomness import Purpose
 from jspec.sampling import RowSampling
 from jspec.trees import Topology
 from jspec.verification import Verdict
+from pallas_kernels.rejection_sampling.walk import walk
 from pallas_kernels.tree_attention.reference import unpack_ancestors
 
 
@@ -157,28 +158,6 @@ def deterministic(log_p: jax.Array, proposal: Proposal, coins: jax.Array) -> Tre
     return TreeDecision(accepted, path, jnp.where(empty[:, None], own, rest), overlap)
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class _Walk:
-    """Where each row's walk is.
-
-    Attributes:
-        node: [B] int32, the deepest accepted node.
-        candidate: [B] int32, its child under examination; 0 where there is none left.
-        r: [B, V] float32, what is left of p there.
-        q: [B, V] float32, what the candidate was drawn from.
-        wins: [B, T] bool, accepted nodes.
-        missed: [B, T] float32, by node, the chance that no child examined so far is accepted.
-    """
-
-    node: jax.Array
-    candidate: jax.Array
-    r: jax.Array
-    q: jax.Array
-    wins: jax.Array
-    missed: jax.Array
-
-
 def drawn(
     log_p: jax.Array, proposal: Proposal, coins: jax.Array, log_q: jax.Array, replaced: bool
 ) -> TreeDecision:
@@ -192,72 +171,16 @@ def drawn(
             have none.
         replaced: static; drawn independently, else without replacement.
     """
-    links = _links(proposal.topology)
-    size = proposal.topology.size
-    valid = jnp.pad(proposal.valid, [(0, 0), (1, 0)])
-    tokens = jnp.pad(proposal.tokens, [(0, 0), (1, 0)])
-    coins = jnp.pad(coins, [(0, 0), (1, 0)])
-    node = jnp.arange(size, dtype=jnp.int32)
 
-    def at(array: jax.Array, index: jax.Array) -> jax.Array:
-        return jnp.take_along_axis(array, index[:, None], axis=1)[:, 0]
+    def enter(node: jax.Array) -> tuple[jax.Array, jax.Array]:
+        law = jnp.exp(_node(log_q, jnp.minimum(node, log_q.shape[1] - 1)))
+        return jnp.exp(_node(log_p, node)), law
 
-    def next_child(parent: jax.Array, after: jax.Array) -> jax.Array:
-        """Return the first valid child past the node `after`, 0 if there is none."""
-        fits = (links.parents == parent[:, None]) & valid & (node[None, :] > after[:, None])
-        first = jnp.min(jnp.where(fits, node[None, :], size), axis=1)
-        return jnp.where(first < size, first, 0)
-
-    def law(log_law: jax.Array, index: jax.Array) -> jax.Array:
-        return jnp.exp(_node(log_law, jnp.minimum(index, log_law.shape[1] - 1)))
-
-    def step(walk: _Walk) -> _Walk:
-        active = walk.candidate > 0
-        token = at(tokens, walk.candidate)[:, None]
-        p_token = jnp.take_along_axis(walk.r, token, axis=1)[:, 0]
-        q_token = jnp.take_along_axis(walk.q, token, axis=1)[:, 0]
-        # A candidate that q has no more of was not drawn from it.
-        accept = active & (q_token > 0) & (at(coins, walk.candidate) * q_token < p_token)
-        reject = active & ~accept
-        # The residual, unless rounding has left none: then p equals q and nothing changes.
-        rest = jnp.maximum(walk.r - walk.q, 0.0)
-        mass = jnp.sum(rest, axis=-1, keepdims=True)
-        rest = jnp.where(mass > 0, rest / jnp.where(mass > 0, mass, 1.0), walk.r)
-        q = walk.q
-        if not replaced:
-            column = jnp.arange(q.shape[-1], dtype=jnp.int32)[None, :]
-            left = jnp.where(column == token, 0.0, q)
-            total = jnp.sum(left, axis=-1, keepdims=True)
-            q = jnp.where(total > 0, left / jnp.where(total > 0, total, 1.0), 0.0)
-        chance = jnp.sum(jnp.minimum(walk.r, walk.q), axis=-1)
-        here = (node[None, :] == walk.node[:, None]) & active[:, None]
-        place = jnp.where(accept, walk.candidate, walk.node)
-        entered = accept[:, None]
-        return _Walk(
-            node=place,
-            candidate=jnp.where(
-                active, next_child(place, jnp.where(accept, place, walk.candidate)), 0
-            ),
-            r=jnp.where(entered, law(log_p, place), jnp.where(reject[:, None], rest, walk.r)),
-            q=jnp.where(entered, law(log_q, place), jnp.where(reject[:, None], q, walk.q)),
-            wins=walk.wins | ((node[None, :] == walk.candidate[:, None]) & entered),
-            missed=jnp.where(here, walk.missed * (1.0 - chance[:, None]), walk.missed),
-        )
-
-    batch = log_p.shape[0]
-    root = jnp.zeros(batch, jnp.int32)
-    start = _Walk(
-        node=root,
-        candidate=next_child(root, root),
-        r=law(log_p, root),
-        q=law(log_q, root),
-        wins=jnp.zeros((batch, size), bool),
-        missed=jnp.ones((batch, size), jnp.float32),
-    )
-    walk = jax.lax.while_loop(lambda walk: jnp.any(walk.candidate > 0), step, start)
-    accepted, path = _follow(walk.wins[:, 1:], links)
-    overlap = 1.0 - jnp.take_along_axis(walk.missed, path[:, :-1], axis=1)
-    return TreeDecision(accepted, path, jnp.log(walk.r), overlap)
+    parents = jnp.asarray(proposal.topology.by_row().parents)
+    walked = walk(enter, parents, proposal.tokens, proposal.valid, coins, replaced)
+    accepted, path = _follow(walked.wins[:, 1:], _links(proposal.topology))
+    overlap = 1.0 - jnp.take_along_axis(walked.missed, path[:, :-1], axis=1)
+    return TreeDecision(accepted, path, jnp.log(walked.r), overlap)
 
 
 def verify_tree(
@@ -280,10 +203,9 @@ def verify_tree(
     node = jnp.broadcast_to(jnp.arange(1, size, dtype=jnp.int32), (batch, size - 1))
     is_greedy = sampling.is_greedy(rows)
 
-    def possible(fine: jax.Array) -> Proposal:
-        """Drop nodes that cannot be decided about: `fine` [B, P] of their parents is false."""
-        parents = jnp.minimum(links.parents[:, 1:], fine.shape[1] - 1)
-        fits = proposal.valid & _of_nodes(fine, parents)
+    def possible(usable: jax.Array) -> Proposal:
+        """Drop nodes that cannot be decided about: their parents are not `usable` ([B, T])."""
+        fits = proposal.valid & _of_nodes(usable, links.parents[:, 1:])
         padded = jnp.pad(fits, [(0, 0), (1, 0)], constant_values=True)
         whole = jnp.all(~links.on_path | padded[:, None, :], axis=-1)[:, 1:]
         return dataclasses.replace(proposal, valid=whole)
@@ -294,8 +216,8 @@ def verify_tree(
         coins = randomness.uniforms(randomness.node_keys(keys, node, Purpose.ACCEPT))
         law = proposal.law
         if isinstance(law, Dense | WithoutReplacement):
-            fine = usable[:, : law.log_q.shape[1]] & sampling.usable(law.log_q)
-            decided = drawn(log_p, possible(fine), coins, law.log_q, isinstance(law, Dense))
+            replaced = isinstance(law, Dense)
+            decided = drawn(log_p, possible(usable), coins, law.log_q, replaced)
         else:
             decided = deterministic(log_p, possible(usable), coins)
         last = jnp.take_along_axis(decided.path, decided.accepted[:, None], axis=1)

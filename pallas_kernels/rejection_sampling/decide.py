@@ -17,12 +17,13 @@ from pallas_kernels.rejection_sampling.inputs import (
     Drafts,
     Statistics,
     Transforms,
+    node_of,
     of_parents,
     on_path,
     parents_of,
 )
-from pallas_kernels.rejection_sampling.laws import law_at, node_of
-from pallas_kernels.rejection_sampling.walk import walk
+from pallas_kernels.rejection_sampling.laws import law_at
+from pallas_kernels.rejection_sampling.walk import Walk, walk
 
 
 @jax.tree_util.register_dataclass
@@ -154,7 +155,7 @@ def decide(
             log_p = law_at(logits, transforms, drafts, statistics, path.last)
             log_rest = _residual(log_p, drafts, decided.tested, path.last)
         else:
-            walked = walk(logits, transforms, drafts, statistics, coins)
+            walked = _walk(logits, transforms, drafts, statistics, coins)
             # Of a greedy row's candidates only the argmax can be accepted, whatever their q.
             path = _path_of(jnp.where(greedy[:, None], decided.reached, walked.wins[:, 1:]))
             node = _examined(path)
@@ -179,7 +180,7 @@ def decide(
         n = path.accepted[:, None]
         return jnp.where(step < n, taken, jnp.where(step == n, of_final[:, None], 0.0))
 
-    usable = jnp.take_along_axis(statistics.usable, jnp.maximum(path.nodes, 0), axis=1)
+    fine = jnp.take_along_axis(statistics.usable, jnp.maximum(path.nodes, 0), axis=1)
     return Outcome(
         accepted=path.accepted,
         path=path.nodes,
@@ -188,8 +189,31 @@ def decide(
         raw_log_p=along(statistics.raw_log_p, final_raw_log_p),
         overlap=overlap,
         # Past the path it is the root that is asked again.
-        finite=statistics.usable[:, 0] & jnp.all(usable, axis=-1),
+        finite=statistics.usable[:, 0] & jnp.all(fine, axis=-1),
     )
+
+
+def _walk(
+    logits: jax.Array,
+    transforms: Transforms,
+    drafts: Drafts,
+    statistics: Statistics,
+    coins: jax.Array,
+) -> Walk:
+    """Walk down trees drawn from q; a greedy row's walk does not begin."""
+    log_q = drafts.log_q
+    assert log_q is not None
+    last = log_q.shape[1] - 1
+
+    def enter(node: jax.Array) -> tuple[jax.Array, jax.Array]:
+        p = jnp.exp(law_at(logits, transforms, drafts, statistics, node))
+        return p, jnp.exp(node_of(log_q, jnp.minimum(node, last)))
+
+    drawn = drafts.valid & of_parents(statistics.usable, drafts)
+    drawn &= (transforms.temperature > 0)[:, None]
+    parents = jnp.asarray(drafts.parents)
+    parents = parents if drafts.own_trees else parents[None]
+    return walk(enter, parents, drafts.tokens, drawn, coins, drafts.drawn == "with replacement")
 
 
 def _residual(log_p: jax.Array, drafts: Drafts, tested: jax.Array, node: jax.Array) -> jax.Array:

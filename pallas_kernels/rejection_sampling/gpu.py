@@ -8,13 +8,13 @@ each pass, so nothing but the statistics is written.
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
-from jax.experimental.pallas import triton as pltriton
 
 from pallas_kernels.rejection_sampling.columns import (
     FREQUENCY,
@@ -47,6 +47,8 @@ Carry = tuple[jax.Array, ...]
 
 def supports(logits: jax.Array, transforms: Transforms, drafts: Drafts) -> str | None:
     """Return why the kernel cannot run on these arrays (or abstract ones), or None."""
+    if importlib.util.find_spec("jax.experimental.pallas.triton") is None:
+        return "this JAX has no Triton lowering of Pallas"
     return unfit(logits, transforms, drafts)
 
 
@@ -67,6 +69,8 @@ def statistics(
     reason = supports(logits, transforms, drafts)
     if reason is not None:
         raise ValueError(f"rejection_sampling on GPU: {reason}")
+    from jax.experimental.pallas import triton as pltriton
+
     batch, nodes, vocab = logits.shape
     arrays = {"logits": logits, "params": parameters(transforms, vocab)}
     width = pl.next_power_of_2(max(nodes - 1, 1))
@@ -127,7 +131,7 @@ class _Node:
         real = (token >= 0) & (token < self.vocab)
         inside = jnp.where(real, token, 0)
         place = self.refs["logits"].at[self.row, self.node, inside]
-        loaded = pltriton.load(place, mask=real, other=-jnp.inf)
+        loaded = _load(place, mask=real, other=-jnp.inf)
         return loaded.astype(jnp.float32)
 
     def edited(self, raw: jax.Array, token: jax.Array) -> jax.Array:
@@ -137,9 +141,9 @@ class _Node:
         inside = jnp.where(real, token, 0)
         values = raw
         if "bias" in refs:
-            values += pltriton.load(refs["bias"].at[row, inside], mask=real, other=0.0)
+            values += _load(refs["bias"].at[row, inside], mask=real, other=0.0)
         if "counts" in refs:
-            counts = pltriton.load(refs["counts"].at[row, inside], mask=real, other=0)
+            counts = _load(refs["counts"].at[row, inside], mask=real, other=0)
             if "tokens" in refs:
                 drafts = refs["tokens"].shape[-1]
                 tree = row if refs["path"].shape[0] > 1 else 0
@@ -161,7 +165,7 @@ class _Node:
             values = jax.lax.fori_loop(0, refs["forbidden"].shape[-1], forbid, values)
         if "allowed" in refs:
             place = refs["allowed"].at[row, node, inside // 32]
-            word = pltriton.load(place, mask=real, other=0)
+            word = _load(place, mask=real, other=0)
             values = jnp.where(jnp.right_shift(word, inside % 32) & 1 == 1, values, -jnp.inf)
         return values
 
@@ -182,6 +186,12 @@ class _Node:
         # A product, for Triton's lowering takes a selection's condition for the loop's bound.
         count = blocks if wanted is None else wanted.astype(jnp.int32) * blocks
         return jax.lax.fori_loop(0, count, body, start)
+
+
+def _load(place: Any, mask: jax.Array, other: float) -> jax.Array:
+    from jax.experimental.pallas import triton as pltriton
+
+    return pltriton.load(place, mask=mask, other=other)
 
 
 def _search(
@@ -338,7 +348,7 @@ def _compare(node: _Node, log_p: Callable[[jax.Array, jax.Array], jax.Array]) ->
         overlap, of_own, unfit, some = carry
         real = token < node.vocab
         place = node.refs["log_q"].at[node.row, draft, jnp.where(real, token, 0)]
-        log_q = pltriton.load(place, mask=real, other=-jnp.inf)
+        log_q = _load(place, mask=real, other=-jnp.inf)
         overlap += jnp.minimum(jnp.exp(log_p(x, token)), jnp.exp(log_q))
         of_own += jnp.where(token == own, log_q, 0.0)
         unfit = jnp.where(log_q < jnp.inf, unfit, 1.0)

@@ -174,6 +174,12 @@ def of_parents(array: jax.Array, drafts: Drafts) -> jax.Array:
     return jnp.take_along_axis(array, parents_of(drafts), axis=1)
 
 
+def node_of(array: jax.Array, node: jax.Array) -> jax.Array:
+    """Return array[b, node[b]] for [B, K, ...] and [B]."""
+    shape = (-1,) + (1,) * (array.ndim - 1)
+    return jnp.take_along_axis(array, node.reshape(shape), axis=1)[:, 0]
+
+
 def fault(logits: jax.Array, transforms: Transforms, drafts: Drafts) -> str | None:
     """Return what is wrong with shapes and dtypes, or None."""
     if logits.ndim != 3:

@@ -7,17 +7,17 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from pallas_kernels.rejection_sampling.inputs import Drafts, Statistics, Transforms, on_path
+from pallas_kernels.rejection_sampling.inputs import (
+    Drafts,
+    Statistics,
+    Transforms,
+    node_of,
+    on_path,
+)
 from pallas_kernels.rejection_sampling.transforms import edit
 
 # Relative; some eight units in the last place of a float32.
 ROUNDING = 1e-6
-
-
-def node_of(array: jax.Array, node: jax.Array) -> jax.Array:
-    """Return array[b, node[b]] for [B, K, ...] and [B]."""
-    shape = (-1,) + (1,) * (array.ndim - 1)
-    return jnp.take_along_axis(array, node.reshape(shape), axis=1)[:, 0]
 
 
 def _transforms_of(transforms: Transforms, node: jax.Array) -> Transforms:
