@@ -8,6 +8,7 @@ program.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
@@ -16,7 +17,7 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 
 from jspec import cache as kv
-from jspec import edits, logprobs, randomness, sampling, trace, trees
+from jspec import edits, fused_verification, logprobs, randomness, sampling, trace, trees
 from jspec.cache import KVCache
 from jspec.config import Verification
 from jspec.drafting.protocol import Context, Drafter, Outcome, PointMass, Proposal
@@ -257,20 +258,23 @@ def _verify_and_commit(
         )
         logits = program.target.logits(params, hidden)
         logits = logits.reshape(batch, width, -1)
-    with jax.named_scope("edit"):
-        raw_logits = logits
-        logits = edits.apply(
-            state.sampling.edits,
-            logits,
-            state.tokens,
-            state.length,
-            trees.paths(proposal.tokens, proposal.topology),
-        )
+
+    @functools.cache
+    def edited() -> jax.Array:
+        with jax.named_scope("edit"):
+            paths = trees.paths(proposal.tokens, proposal.topology)
+            return edits.apply(rows.edits, logits, state.tokens, state.length, paths)
+
+    rows, rule = state.sampling, program.verification
+    given = (logits, proposal, rows, state.tokens, state.length)
+    fused = fused_verification.wanted(*given, rule, program.kernels)
     with jax.named_scope("accept"):
-        if proposal.topology.is_chain:
-            verdict = verify_chain(logits, proposal, state.sampling, keys, program.verification)
+        if fused:
+            verdict = fused_verification.verify(*given, keys, implementation=program.kernels)
+        elif proposal.topology.is_chain:
+            verdict = verify_chain(edited(), proposal, rows, keys, rule)
         else:
-            verdict = verify_tree(logits, proposal, state.sampling, keys)
+            verdict = verify_tree(edited(), proposal, rows, keys)
     with jax.named_scope("commit"):
         if not proposal.topology.is_chain:
             cache = kv.gather_path(cache, verdict.path, program.kernels)
@@ -280,8 +284,8 @@ def _verify_and_commit(
         if state.logprobs is not None:
             kept = logprobs.record(
                 state.logprobs,
-                raw_logits,
-                sampling.log_probs(logits, state.sampling),
+                logits,
+                sampling.log_probs(edited(), rows),
                 committed.tokens,
                 committed.slots,
             )

@@ -17,8 +17,16 @@ from jspec.drafting.protocol import PointMass, Proposal, WithoutReplacement
 from jspec.randomness import Purpose
 from jspec.sampling import RowSampling
 from jspec.verification import Verdict
-from pallas_kernels.dispatch import Implementation
-from pallas_kernels.rejection_sampling import Drafts, Drawn, Transforms, rejection_sampling
+from pallas_kernels import dispatch
+from pallas_kernels.dispatch import Implementation, Kernels
+from pallas_kernels.rejection_sampling import (
+    NAME,
+    Drafts,
+    Drawn,
+    Transforms,
+    rejection_sampling,
+    supports,
+)
 
 
 def refusal(rule: Verification) -> str | None:
@@ -26,7 +34,7 @@ def refusal(rule: Verification) -> str | None:
     if rule == "block":
         return (
             "block verification wants sum max(w p - q, 0) for weights w that are known only once "
-            "every p is; ask for verification by token, or for implementation xla"
+            "every p is; ask for verification by token, or for xla"
         )
     return None
 
@@ -51,6 +59,58 @@ def drafts_of(proposal: Proposal) -> Drafts:
     return dataclasses.replace(drafts, log_q=law.log_q, drawn=drawn)
 
 
+def _transforms(
+    logits: jax.Array,
+    proposal: Proposal,
+    rows: RowSampling,
+    tokens: jax.Array,
+    length: jax.Array,
+) -> Transforms:
+    paths = trees.paths(proposal.tokens, proposal.topology)
+    return Transforms(
+        temperature=rows.temperature,
+        top_k=rows.top_k,
+        top_p=rows.top_p,
+        min_p=rows.min_p,
+        bias=rows.edits.bias,
+        penalties=rows.edits.penalties,
+        forbidden=edits.forbidden(rows.edits, tokens, length, paths, logits.shape[-1]),
+    )
+
+
+def wanted(
+    logits: jax.Array,
+    proposal: Proposal,
+    rows: RowSampling,
+    tokens: jax.Array,
+    length: jax.Array,
+    rule: Verification,
+    kernels: Kernels,
+) -> bool:
+    """Return whether a program verifies by a kernel of the op, and note what it verifies by.
+
+    Where it does not, the parts one by one are faster: XLA skips what no row asks for.
+
+    Args:
+        logits: as for `verify`.
+        proposal: as for `verify`.
+        rows: as for `verify`.
+        tokens: as for `verify`.
+        length: as for `verify`.
+        rule: as for `verify`.
+        kernels: what the program asks for.
+
+    Raises:
+        UnsupportedError: a kernel asked for can't run this.
+    """
+    reason = refusal(rule) if proposal.topology.is_chain else None
+    transforms = _transforms(logits, proposal, rows, tokens, length)
+    reasons = supports(logits, transforms, drafts_of(proposal))
+    if reason is not None:
+        reasons = dict.fromkeys(reasons, reason)
+    return dispatch.choose(NAME, kernels, reasons) != "xla"
+
+
 def verify(
     logits: jax.Array,
     proposal: Proposal,
@@ -59,7 +119,7 @@ def verify(
     length: jax.Array,
     keys: jax.Array,
     rule: Verification = "token",
-    implementation: Implementation = "auto",
+    implementation: Implementation | Kernels = "auto",
 ) -> Verdict:
     """Verify a chain or a tree of T - 1 drafts a row against the target.
 
@@ -85,16 +145,7 @@ def verify(
     reason = refusal(rule) if is_chain else None
     if reason is not None:
         raise NotImplementedError(reason)
-    paths = trees.paths(proposal.tokens, proposal.topology)
-    transforms = Transforms(
-        temperature=rows.temperature,
-        top_k=rows.top_k,
-        top_p=rows.top_p,
-        min_p=rows.min_p,
-        bias=rows.edits.bias,
-        penalties=rows.edits.penalties,
-        forbidden=edits.forbidden(rows.edits, tokens, length, paths, vocab),
-    )
+    transforms = _transforms(logits, proposal, rows, tokens, length)
     node = jnp.broadcast_to(jnp.arange(size, dtype=jnp.int32), (batch, size))
     coins = randomness.uniforms(randomness.node_keys(keys, node[:, 1:], Purpose.ACCEPT))
 

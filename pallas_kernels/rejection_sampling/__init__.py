@@ -13,9 +13,10 @@ from pallas_kernels.rejection_sampling.inputs import (
     Statistics,
     Transforms,
 )
-from pallas_kernels.rejection_sampling.op import rejection_sampling, supports
+from pallas_kernels.rejection_sampling.op import NAME, rejection_sampling, supports
 
 __all__ = [
+    "NAME",
     "Bias",
     "Drafts",
     "Drawn",

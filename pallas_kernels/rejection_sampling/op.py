@@ -9,11 +9,10 @@ from typing import Any
 import jax
 
 from pallas_kernels import dispatch
-from pallas_kernels.dispatch import Implementation
+from pallas_kernels.dispatch import STRICTEST, Implementation, Kernels
 from pallas_kernels.rejection_sampling import gpu, reference, tpu
 from pallas_kernels.rejection_sampling.decide import Outcome, decide
 from pallas_kernels.rejection_sampling.inputs import Drafts, Statistics, Transforms, fault
-from pallas_kernels.tree_attention.op import STRICTEST
 
 NAME = "rejection_sampling"
 RUNS: dict[str, Callable[..., Statistics]] = {
@@ -40,7 +39,7 @@ def rejection_sampling(
     coins: jax.Array,
     noise: Callable[[jax.Array], jax.Array],
     *,
-    implementation: Implementation = "auto",
+    implementation: Implementation | Kernels = "auto",
 ) -> Outcome:
     """Accept drafts and draw the token that follows, with exactly the target's law.
 
