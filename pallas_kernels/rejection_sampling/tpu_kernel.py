@@ -83,7 +83,8 @@ def _tile(
     """
     real = (token >= 0) & (token < shape.vocab)
     inside = jnp.where(real, token, 0)
-    start = pl.multiple_of((inside // LANES) * LANES, LANES)
+    # `//` and `%` would ask which TPU it is to run on, which nobody knows when compiling ahead.
+    start = pl.multiple_of(jax.lax.div(inside, jnp.int32(LANES)) * LANES, LANES)
     lane = jax.lax.broadcasted_iota(jnp.int32, (shape.block, LANES), 1)
     hit = lane == jnp.where(real, inside - start, -1)
     if sublane is not None:
@@ -198,10 +199,11 @@ def _bits(words: jax.Array, size: int) -> jax.Array:
     lane = jax.lax.broadcasted_iota(jnp.int32, words.shape, 1)
     per = LANES // 32
     tiles = [
-        jnp.take_along_axis(words, lane // 32 + per * tile, axis=1) for tile in range(size // LANES)
+        jnp.take_along_axis(words, jnp.right_shift(lane, 5) + per * tile, axis=1)
+        for tile in range(size // LANES)
     ]
     spread = jnp.concatenate(tiles, axis=1)[:rows]
-    place = jax.lax.broadcasted_iota(jnp.int32, spread.shape, 1) % 32
+    place = jax.lax.broadcasted_iota(jnp.int32, spread.shape, 1) & 31
     return jnp.right_shift(spread, place) & 1
 
 
