@@ -18,7 +18,7 @@ from jspec.randomness import Purpose
 from jspec.sampling import RowSampling
 from jspec.verification import Verdict
 from pallas_kernels import dispatch
-from pallas_kernels.dispatch import Implementation, Kernels
+from pallas_kernels.dispatch import Implementation, Kernels, UnsupportedError
 from pallas_kernels.rejection_sampling import (
     NAME,
     Drafts,
@@ -29,9 +29,9 @@ from pallas_kernels.rejection_sampling import (
 )
 
 
-def refusal(rule: Verification) -> str | None:
-    """Return why drafts can't be verified by a rule here, None where they can."""
-    if rule == "block":
+def refusal(proposal: Proposal, rule: Verification) -> str | None:
+    """Return why the op doesn't have the rule that a proposal is verified by, None if it has."""
+    if rule == "block" and proposal.topology.is_chain and proposal.tokens.shape[1] > 0:
         return (
             "block verification wants sum max(w p - q, 0) for weights w that are known only once "
             "every p is; ask for verification by token, or for xla"
@@ -103,9 +103,9 @@ def wanted(
     Raises:
         UnsupportedError: a kernel asked for can't run this.
     """
-    reason = refusal(rule) if proposal.topology.is_chain else None
     transforms = _transforms(logits, proposal, rows, tokens, length)
     reasons = supports(logits, transforms, drafts_of(proposal))
+    reason = refusal(proposal, rule)
     if reason is not None:
         reasons = dict.fromkeys(reasons, reason)
     return dispatch.choose(NAME, kernels, reasons) != "xla"
@@ -138,13 +138,12 @@ def verify(
         accepted path.
 
     Raises:
-        NotImplementedError: `refusal` or the implementation asked for gives a reason.
+        UnsupportedError: `refusal` or the implementation asked for gives a reason.
     """
     batch, size, vocab = logits.shape
-    is_chain = proposal.topology.is_chain
-    reason = refusal(rule) if is_chain else None
+    reason = refusal(proposal, rule)
     if reason is not None:
-        raise NotImplementedError(reason)
+        raise UnsupportedError(reason)
     transforms = _transforms(logits, proposal, rows, tokens, length)
     node = jnp.broadcast_to(jnp.arange(size, dtype=jnp.int32), (batch, size))
     coins = randomness.uniforms(randomness.node_keys(keys, node[:, 1:], Purpose.ACCEPT))
@@ -163,5 +162,5 @@ def verify(
         overlap=outcome.overlap,
         finite=outcome.finite,
         # A chain's nodes lie where they belong, whatever is accepted.
-        path=node if is_chain else accepted,
+        path=node if proposal.topology.is_chain else accepted,
     )

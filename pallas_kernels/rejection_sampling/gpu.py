@@ -55,12 +55,12 @@ def supports(logits: jax.Array, transforms: Transforms, drafts: Drafts) -> str |
 def statistics(
     logits: jax.Array, transforms: Transforms, drafts: Drafts, *, interpret: bool = False
 ) -> Statistics:
-    """Return what a decision needs to know of the logits, as the reference's `statistics`.
+    """Do as `reference.statistics`.
 
     Args:
-        logits: [B, T, V] float32 or bfloat16, raw.
-        transforms: of the rows.
-        drafts: of the round.
+        logits: as there.
+        transforms: as there.
+        drafts: as there.
         interpret: run without a GPU.
 
     Raises:

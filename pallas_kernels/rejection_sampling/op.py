@@ -56,12 +56,12 @@ def rejection_sampling(
         noise: from the decided node [B] int32 to standard Gumbel noise [B, V] float32 of its own.
         implementation: of the pass over the vocabulary: "xla"; a kernel, "tpu" or "gpu";
             "tpu_interpret" or "gpu_interpret", which run the kernel's own code slowly on a CPU; or
-            "auto", the platform's kernel where it can run and XLA elsewhere. `dispatch.choices`
-            tells which ran.
+            "auto", the platform's kernel where it can run and XLA elsewhere; or what a whole
+            program asks for. `dispatch.choices` tells which ran.
 
     Raises:
         ValueError: shapes or dtypes do not belong together, or there is no such implementation.
-        NotImplementedError: the implementation asked for can't run this call; the message says why.
+        UnsupportedError: the implementation asked for can't run this call; the message says why.
     """
     problem = fault(logits, transforms, drafts)
     if problem is not None:

@@ -73,7 +73,13 @@ def kept_from(scores: jax.Array, transforms: Transforms) -> jax.Array:
 
 
 def statistics(logits: jax.Array, transforms: Transforms, drafts: Drafts) -> Statistics:
-    """Return what a decision needs to know of the logits; see `op.rejection_sampling`."""
+    """Return what a decision needs to know of the logits.
+
+    Args:
+        logits: [B, T, V] float32 or bfloat16, raw.
+        transforms: of the rows.
+        drafts: of the round.
+    """
     raw = logits.astype(jnp.float32)
     ways = jnp.where(on_path(drafts), drafts.tokens[:, None, :], -1)
     edited = edit(raw, transforms, ways)

@@ -26,6 +26,8 @@ from pallas_kernels.rejection_sampling.tpu_operands import (
 
 # What a kernel may take of the 128 MiB of VMEM (v5e, v6e).
 MOST_VMEM = 100 * 2**20
+# The same of the 1 MiB of scalar memory.
+MOST_SMEM = 1000 * 2**10
 
 
 def vmem_bytes(logits: jax.Array, transforms: Transforms, drafts: Drafts) -> int:
@@ -44,6 +46,9 @@ def supports(logits: jax.Array, transforms: Transforms, drafts: Drafts) -> str |
     nodes, vocab = logits.shape[1:]
     if nodes > LANES:
         return f"at most {LANES} nodes, not {nodes}"
+    scalars = 4 * shape_of(logits, transforms, drafts).scalars
+    if scalars > MOST_SMEM:
+        return f"needs {scalars} bytes of SMEM for bias and forbidden tokens; {MOST_SMEM} at most"
     needed = vmem_bytes(logits, transforms, drafts)
     if needed > MOST_VMEM:
         return f"needs {needed} bytes of VMEM for a vocabulary of {vocab}; {MOST_VMEM} at most"
@@ -57,12 +62,12 @@ def statistics(
     *,
     interpret: bool | pltpu.InterpretParams = False,
 ) -> Statistics:
-    """Return what a decision needs to know of the logits, as the reference's `statistics`.
+    """Do as `reference.statistics`.
 
     Args:
-        logits: [B, T, V] float32 or bfloat16, raw.
-        transforms: of the rows.
-        drafts: of the round.
+        logits: as there.
+        transforms: as there.
+        drafts: as there.
         interpret: run without a TPU.
 
     Raises:

@@ -63,6 +63,13 @@ class Shape:
         return pl.cdiv(self.vocab, self.chunk) * self.chunk
 
     @property
+    def scalars(self) -> int:
+        """Numbers in scalar memory: drafts, bias and forbidden tokens."""
+        rows = self.batch * self.blocks * self.block
+        biased = self.batch if self.shared else rows
+        return self.batch * self.drafts + 2 * biased * self.biases + rows * self.forbidden
+
+    @property
     def words(self) -> int:
         """Words of 32 allow-bits, whole vector registers of them."""
         return pl.cdiv(self.padded // 32, LANES) * LANES

@@ -14,6 +14,7 @@ import pytest
 from jax._src.pallas.mosaic.interpret import interpret_pallas_call
 
 from jspec import edits, fused_verification, randomness, trees
+from jspec.config import Verification
 from jspec.drafting.protocol import Dense, Law, PointMass, Proposal, WithoutReplacement
 from jspec.edits import BadWords, Edits, Minimum
 from jspec.randomness import Purpose
@@ -22,7 +23,7 @@ from jspec.tree_verification import verify_tree
 from jspec.trees import Topology
 from jspec.verification import Verdict, verify_chain
 from pallas_kernels import dispatch
-from pallas_kernels.dispatch import Implementation
+from pallas_kernels.dispatch import Implementation, Kernels, UnsupportedError
 from tests import tiny
 from tests.oracles import rejection_cases as cases
 from tests.oracles import rejection_sampling as oracle
@@ -246,8 +247,25 @@ def test_an_only_child_may_be_drawn_without_replacement() -> None:
 
 def test_what_is_refused() -> None:
     given, _ = make("chain", 0)
-    assert fused_verification.refusal("token") is None
-    with pytest.raises(NotImplementedError, match="block verification"):
+    with pytest.raises(UnsupportedError, match="block verification"):
         fused_verification.verify(*given, rule="block")
-    with pytest.raises(NotImplementedError, match="no such kernel"):
+    with pytest.raises(UnsupportedError, match="no such kernel"):
         fused_verification.verify(*given, implementation="triton")
+
+
+def test_whether_a_program_wants_it() -> None:
+    given, _ = make("chain", 0)
+    plain, _ = make("plain", 0)
+
+    def wanted(given: Given, rule: Verification, kernels: Kernels) -> bool:
+        return fused_verification.wanted(*given[:5], rule, kernels)
+
+    on_tpu, on_cpu = Kernels(platform="tpu"), Kernels(platform="cpu")
+    dispatch.forget()
+    assert wanted(given, "token", on_tpu)
+    assert not wanted(given, "token", on_cpu)
+    assert not wanted(given, "block", on_tpu)
+    assert wanted(plain, "block", on_tpu)  # without drafts every rule is the same
+    assert [choice.reason is None for choice in dispatch.choices("tpu")] == [True, False]
+    with pytest.raises(UnsupportedError, match="block verification"):
+        wanted(given, "block", Kernels("tpu", platform="tpu"))

@@ -144,3 +144,11 @@ def test_a_vocabulary_beyond_vmem_is_refused() -> None:
     logits: Any = jax.ShapeDtypeStruct((1, 2, vocab), jnp.float32)
     case = cases.make(1, 2, 130, Asked(), seed=0)
     assert "VMEM" in str(tpu.supports(logits, case.transforms, case.drafts))
+
+
+def test_more_forbidden_tokens_than_scalar_memory_holds_are_refused() -> None:
+    case = cases.make(1, 2, 130, Asked(), seed=0)
+    many: Any = jax.ShapeDtypeStruct((1, 2, 2**17), jnp.int32)
+    transforms = dataclasses.replace(case.transforms, forbidden=many)
+    assert "SMEM" in str(tpu.supports(case.logits, transforms, case.drafts))
+    assert gpu.supports(case.logits, transforms, case.drafts) is None
