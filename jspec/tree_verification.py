@@ -26,6 +26,7 @@ from jspec.randomness import Purpose
 from jspec.sampling import RowSampling
 from jspec.trees import Topology
 from jspec.verification import Verdict
+from pallas_kernels.rejection_sampling.inputs import row_of
 from pallas_kernels.rejection_sampling.walk import walk
 from pallas_kernels.tree_attention.reference import unpack_ancestors
 
@@ -88,11 +89,6 @@ def _of_nodes(values: jax.Array, nodes: jax.Array) -> jax.Array:
     return jnp.take_along_axis(values, nodes, axis=1)
 
 
-def _node(values: jax.Array, node: jax.Array) -> jax.Array:
-    """Return values[b, node[b]] of [B, T, V]."""
-    return jnp.take_along_axis(values, node[:, None, None], axis=1)[:, 0]
-
-
 def _follow(wins: jax.Array, links: _Links) -> tuple[jax.Array, jax.Array]:
     """Return the accepted count [B] and path [B, T] where at most one child of a node wins."""
     won = jnp.pad(wins, [(0, 0), (1, 0)], constant_values=True)
@@ -147,7 +143,7 @@ def deterministic(log_p: jax.Array, proposal: Proposal, coins: jax.Array) -> Tre
     wins = _first_of_siblings(coins * (1.0 - taken) < p, links)
     accepted, path = _follow(wins, links)
     last = jnp.take_along_axis(path, accepted[:, None], axis=1)[:, 0]
-    own = _node(log_p, last)
+    own = row_of(log_p, last)
     rejected = (parents == last[:, None]) & valid
     row = jax.lax.broadcasted_iota(jnp.int32, tokens.shape, 0)
     gone = jnp.where(rejected, tokens, own.shape[-1])
@@ -173,8 +169,8 @@ def drawn(
     """
 
     def enter(node: jax.Array) -> tuple[jax.Array, jax.Array]:
-        law = jnp.exp(_node(log_q, jnp.minimum(node, log_q.shape[1] - 1)))
-        return jnp.exp(_node(log_p, node)), law
+        law = jnp.exp(row_of(log_q, jnp.minimum(node, log_q.shape[1] - 1)))
+        return jnp.exp(row_of(log_p, node)), law
 
     parents = jnp.asarray(proposal.topology.by_row().parents)
     walked = walk(enter, parents, proposal.tokens, proposal.valid, coins, replaced)

@@ -16,6 +16,7 @@ from jspec.config import Verification
 from jspec.drafting.protocol import Dense, Law, Proposal
 from jspec.randomness import Purpose
 from jspec.sampling import RowSampling
+from pallas_kernels.rejection_sampling.inputs import row_of
 
 
 @jax.tree_util.register_dataclass
@@ -100,10 +101,10 @@ def _residual(
     Returns:
         [B, V] float32.
     """
-    own = _at(log_p, accepted)
+    own = row_of(log_p, accepted)
     rejected = jnp.minimum(accepted, proposal.tokens.shape[1] - 1)
     if isinstance(proposal.law, Dense):
-        q = jnp.exp(_at(proposal.law.log_q, rejected))
+        q = jnp.exp(row_of(proposal.law.log_q, rejected))
         rest = jnp.maximum(scale[:, None] * jnp.exp(own) - q, 0.0)
         log_rest = jnp.log(rest)
     else:

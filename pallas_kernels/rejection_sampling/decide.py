@@ -21,6 +21,7 @@ from pallas_kernels.rejection_sampling.inputs import (
     of_parents,
     on_path,
     parents_of,
+    row_of,
 )
 from pallas_kernels.rejection_sampling.laws import law_at
 from pallas_kernels.rejection_sampling.walk import Walk, walk
@@ -207,7 +208,7 @@ def _walk(
 
     def enter(node: jax.Array) -> tuple[jax.Array, jax.Array]:
         p = jnp.exp(law_at(logits, transforms, drafts, statistics, node))
-        return p, jnp.exp(node_of(log_q, jnp.minimum(node, last)))
+        return p, jnp.exp(row_of(log_q, jnp.minimum(node, last)))
 
     drawn = drafts.valid & of_parents(statistics.usable, drafts)
     drawn &= (transforms.temperature > 0)[:, None]
@@ -227,7 +228,7 @@ def _residual(log_p: jax.Array, drafts: Drafts, tested: jax.Array, node: jax.Arr
     # The walk ended at the node, so all of its children that were tested failed.
     failed = (parents_of(drafts) == node[:, None]) & tested
     if drafts.chain_log_q is not None:
-        q = jnp.exp(node_of(drafts.chain_log_q, jnp.minimum(node, size - 1)))
+        q = jnp.exp(row_of(drafts.chain_log_q, jnp.minimum(node, size - 1)))
         log_rest = jnp.log(jnp.maximum(jnp.exp(log_p) - q, 0.0))
     else:
         row = jax.lax.broadcasted_iota(jnp.int32, failed.shape, 0)

@@ -180,6 +180,22 @@ def node_of(array: jax.Array, node: jax.Array) -> jax.Array:
     return jnp.take_along_axis(array, node.reshape(shape), axis=1)[:, 0]
 
 
+def row_of(array: jax.Array, node: jax.Array) -> jax.Array:
+    """Return array[b, node[b]] for [B, K, V] of long rows and [B].
+
+    XLA on TPU makes a gather of long rows out of passes over the whole array, and slices of one row
+    each out of nothing but these rows.
+    """
+
+    def sliced(array: jax.Array, node: jax.Array) -> jax.Array:
+        def one(row: jax.Array) -> jax.Array:
+            return jax.lax.dynamic_slice(array, (row, node[row], 0), (1, 1, array.shape[2]))[0, 0]
+
+        return jax.lax.map(one, jnp.arange(array.shape[0], dtype=jnp.int32))
+
+    return jax.lax.platform_dependent(array, node, tpu=sliced, default=node_of)
+
+
 def fault(logits: jax.Array, transforms: Transforms, drafts: Drafts) -> str | None:
     """Return what is wrong with shapes and dtypes, or None."""
     if logits.ndim != 3:

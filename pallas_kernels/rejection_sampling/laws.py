@@ -13,6 +13,7 @@ from pallas_kernels.rejection_sampling.inputs import (
     Transforms,
     node_of,
     on_path,
+    row_of,
 )
 from pallas_kernels.rejection_sampling.transforms import edit
 
@@ -46,7 +47,7 @@ def law_at(
     node: jax.Array,
 ) -> jax.Array:
     """Return log p of each row's node ([B] int32), [B, V]; no meaning in a greedy row."""
-    row = node_of(logits, node).astype(jnp.float32)[:, None]
+    row = row_of(logits, node).astype(jnp.float32)[:, None]
     row = edit(row, _transforms_of(transforms, node), _path_to(drafts, node))[:, 0]
     temperature = jnp.where(transforms.temperature == 0, 1.0, transforms.temperature)
     highest, threshold = node_of(statistics.highest, node), node_of(statistics.threshold, node)

@@ -314,7 +314,7 @@ def test_known_mistakes_are_noticed(wrong: str, monkeypatch: pytest.MonkeyPatch)
     def drawn(*arguments: Any) -> TreeDecision:
         decided = tree_verification.drawn(*arguments)
         if wrong == "keeps r":  # the token after the path from p, not from what is left
-            rest = tree_verification._node(
+            rest = tree_verification.row_of(
                 arguments[0],
                 jnp.take_along_axis(decided.path, decided.accepted[:, None], axis=1)[:, 0],
             )
