@@ -23,6 +23,7 @@ from hypothesis import strategies as st
 from jspec import tree_verification, trees
 from jspec.drafting.protocol import PointMass, Proposal
 from jspec.tree_verification import TreeDecision
+from pallas_kernels.rejection_sampling.inputs import row_of
 from tests.jspec.exact_rounds import GRID, TOLERANCE
 from tests.oracles import chains
 
@@ -314,7 +315,7 @@ def test_known_mistakes_are_noticed(wrong: str, monkeypatch: pytest.MonkeyPatch)
     def drawn(*arguments: Any) -> TreeDecision:
         decided = tree_verification.drawn(*arguments)
         if wrong == "keeps r":  # the token after the path from p, not from what is left
-            rest = tree_verification.row_of(
+            rest = row_of(
                 arguments[0],
                 jnp.take_along_axis(decided.path, decided.accepted[:, None], axis=1)[:, 0],
             )

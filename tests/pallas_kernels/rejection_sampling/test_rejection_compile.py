@@ -99,7 +99,7 @@ def test_a_walk_writes_rows_alone() -> None:
     batch, nodes, vocab = 32, 16, 128256  # too much for VMEM
     device = compilers.tpu("v5e")
     logits, transforms, drafts = abstract(batch, nodes, vocab, False)
-    laws = jax.ShapeDtypeStruct((batch, nodes, vocab), jnp.float32)
+    laws: Any = jax.ShapeDtypeStruct((batch, nodes, vocab), jnp.float32)
     drafts = dataclasses.replace(drafts, log_q=laws, drawn="without replacement")
     coins = jax.ShapeDtypeStruct((batch, nodes - 1), jnp.float32)
     key = jax.eval_shape(lambda: jax.random.key(0))
