@@ -16,11 +16,13 @@ from jspec.api import Prompt, generate, stream, to_token_ids
 from jspec.config import ModelConfig, RopeConfig, SpeculationConfig
 from jspec.drafting import BoundDrafter
 from jspec.drafting.ngram import ngram
+from jspec.drafting.ngram_tree import ngram_tree
 from jspec.errors import InputError
 from jspec.generation import Decoder
 from jspec.model import Model, load
 from jspec.model import draft_model_for as draft_model
 from jspec.model import draft_tree_for as draft_tree
+from jspec.model import dynamic_draft_tree_for as dynamic_draft_tree
 from jspec.model import early_exit_of as early_exit
 from jspec.requests import Completion, Delta, Request, TokenLogProbs
 from jspec.sampling_params import SamplingParams
@@ -41,10 +43,12 @@ __all__ = [
     "TokenLogProbs",
     "draft_model",
     "draft_tree",
+    "dynamic_draft_tree",
     "early_exit",
     "generate",
     "load",
     "ngram",
+    "ngram_tree",
     "stream",
     "to_token_ids",
 ]

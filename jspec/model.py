@@ -13,7 +13,7 @@ from jax.typing import DTypeLike
 from jspec import cache as kv
 from jspec import checkpoints, hub
 from jspec.config import ModelConfig
-from jspec.drafting import BoundDrafter, draft_model, draft_tree
+from jspec.drafting import BoundDrafter, draft_model, draft_tree, dynamic_tree
 from jspec.errors import InputError, require
 from jspec.models.parameters import TransformerParams
 from jspec.models.transformer import Transformer
@@ -160,6 +160,25 @@ def draft_tree_for(
     """
     _require_one_vocabulary(target, drafter)
     return draft_tree.draft_tree(drafter.config, drafter.params, parents, draws)
+
+
+def dynamic_draft_tree_for(
+    target: Model, drafter: Model, nodes: int = 15, depth: int = 5, width: int = 4
+) -> BoundDrafter:
+    """Return a drafter that drafts each row's most valuable tree by `drafter` (EAGLE-2).
+
+    Args:
+        target: what is drafted for.
+        drafter: the draft model, of the target's own vocabulary.
+        nodes: drafts a round.
+        depth: deepest draft; the draft model runs as often.
+        width: nodes of a level that are expanded, and children that each of them may get.
+
+    Raises:
+        InputError: as `draft_model_for`, or a size is out of range.
+    """
+    _require_one_vocabulary(target, drafter)
+    return dynamic_tree.dynamic_draft_tree(drafter.config, drafter.params, nodes, depth, width)
 
 
 def _require_one_vocabulary(target: Model, drafter: Model) -> None:

@@ -154,6 +154,31 @@ def draft_model(
     return BoundDrafter(name, DraftModelDrafter(functions), params)
 
 
+def first_layers(
+    config: ModelConfig, params: TransformerParams, layers: int
+) -> tuple[ModelConfig, TransformerParams]:
+    """Return the model that is the target's first layers and its head.
+
+    Args:
+        config: of the target.
+        params: of the target; shared, not copied.
+        layers: how many layers to run, below the target's number.
+
+    Raises:
+        InputError: `layers` is out of range.
+    """
+    require_integer("layers", layers)
+    require(
+        1 <= layers < config.num_layers,
+        "layers",
+        layers,
+        f"is outside 1..{config.num_layers - 1}",
+        "exit after fewer layers than the target has",
+    )
+    config = dataclasses.replace(config, num_layers=layers, windows=config.windows[:layers])
+    return config, dataclasses.replace(params, layers=params.layers[:layers])
+
+
 def early_exit(
     config: ModelConfig,
     params: TransformerParams,
@@ -171,17 +196,6 @@ def early_exit(
     Raises:
         InputError: `layers` is out of range.
     """
-    require_integer("layers", layers)
-    require(
-        1 <= layers < config.num_layers,
-        "layers",
-        layers,
-        f"is outside 1..{config.num_layers - 1}",
-        "exit after fewer layers than the target has",
-    )
-    config = dataclasses.replace(config, num_layers=layers, windows=config.windows[:layers])
-    return BoundDrafter(
-        f"early-exit-{layers}l",
-        DraftModelDrafter(Transformer(config, kernels)),
-        dataclasses.replace(params, layers=params.layers[:layers]),
-    )
+    config, params = first_layers(config, params, layers)
+    functions = Transformer(config, kernels)
+    return BoundDrafter(f"early-exit-{layers}l", DraftModelDrafter(functions), params)

@@ -13,9 +13,7 @@ from typing import Literal, get_args
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.typing import DTypeLike
 
-from jspec import cache as kv
 from jspec import edits, randomness, sampling, trees
 from jspec.cache import KVCache
 from jspec.config import ModelConfig
@@ -25,11 +23,11 @@ from jspec.drafting.protocol import (
     Context,
     Dense,
     Law,
-    Outcome,
     PointMass,
     Proposal,
     WithoutReplacement,
 )
+from jspec.drafting.tree_cache import TreeCacheDrafter, TreeCacheState
 from jspec.errors import InputError, require
 from jspec.models.parameters import TransformerParams
 from jspec.models.transformer import Transformer
@@ -55,76 +53,27 @@ class DraftTreeParams:
     ranks: jax.Array
 
 
-@jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class DraftTreeState:
-    """State of `DraftTreeDrafter`.
-
-    Attributes:
-        cache: of the committed tokens short of the pending one, at most.
-        levels: [B] int32, levels of the last tree that the cache's scratch holds: all but the last,
-            whose tokens were chosen but never run.
-    """
-
-    cache: KVCache
-    levels: jax.Array
-
-
-@dataclasses.dataclass(frozen=True)
-class DraftTreeDrafter:
+class DraftTreeDrafter(TreeCacheDrafter[DraftTreeParams]):
     """Drafts a tree from a language model with a cache of its own.
 
     Attributes:
-        model: the draft model.
         children: most children that a node of the topology may have.
         draws: how children are chosen: the most probable tokens, or drawn from q without
             replacement (Gumbel top-k) or independently. Greedy rows take the most probable ones.
     """
 
-    model: Transformer
     children: int
     draws: Draws
 
-    @property
-    def feature_layers(self) -> tuple[int, ...]:
-        """It has features of its own."""
-        return ()
-
-    def init(self, batch: int, capacity: int, dtype: DTypeLike) -> DraftTreeState:
-        """Return an empty cache."""
-        cache = self.model.init_cache(batch, capacity, dtype)
-        return DraftTreeState(cache, jnp.zeros(batch, jnp.int32))
-
-    def synced(self, state: DraftTreeState, length: jax.Array) -> jax.Array:
-        """Return the cache's own length."""
-        return state.cache.length
-
-    def extend(
-        self,
-        params: DraftTreeParams,
-        state: DraftTreeState,
-        tokens: jax.Array,
-        count: jax.Array,
-        features: tuple[jax.Array, ...],
-    ) -> DraftTreeState:
-        """Run the tokens through the draft model."""
-        chain = trees.chain(tokens.shape[1] - 1)
-        _, cache, _ = self.model.forward(params.model, tokens, state.cache, chain)
-        return dataclasses.replace(state, cache=kv.commit(cache, count))
-
     def propose(
-        self, params: DraftTreeParams, state: DraftTreeState, context: Context, gamma: int
-    ) -> tuple[Proposal, DraftTreeState]:
+        self, params: DraftTreeParams, state: TreeCacheState, context: Context, gamma: int
+    ) -> tuple[Proposal, TreeCacheState]:
         """Fill the tree; `gamma` is its number of drafts."""
         topology, size = params.topology, params.topology.size
         if gamma != size - 1:
             raise ValueError(f"gamma is {gamma}, but the tree has {size - 1} drafts")
-        # After an accepted leaf the cache lacks the token before the pending one.
-        cache = jax.lax.while_loop(
-            lambda cache: jnp.any(cache.length < context.length - 1),
-            lambda cache: self._catch_up(params, cache, context),
-            state.cache,
-        )
+        cache = self.catch_up(params, state.cache, context)
         depths, parents = jnp.asarray(topology.depths), jnp.asarray(topology.parents)
         greedy = sampling.is_greedy(context.sampling)
         batch, vocab = context.length.shape[0], context.vocab_size
@@ -176,21 +125,13 @@ class DraftTreeDrafter:
         )
         levels = jnp.max(depths)
         tokens, valid, cache, log_q = jax.lax.fori_loop(0, levels, fill, start)
-        state = DraftTreeState(cache, jnp.broadcast_to(levels, (batch,)))
-        # Beyond its own context the draft model knows no positions.
-        reach = self.model.config.max_context - context.length + 1
-        valid &= depths[None, :] <= reach[:, None]
+        # The tokens of the last level were chosen but never run.
+        slots = jnp.where(depths[None, :] < levels, node, -1)
+        valid &= depths[None, :] <= self.reach(context)[:, None]
         law: Law = PointMass()
         if drawn:
             law = Dense(log_q) if self.draws == "independent" else WithoutReplacement(log_q)
-        return Proposal(tokens[:, 1:], topology, valid[:, 1:], law), state
-
-    def _catch_up(self, params: DraftTreeParams, cache: KVCache, context: Context) -> KVCache:
-        behind = context.length - 1 - cache.length
-        slot = jnp.minimum(cache.length, context.length - 1)[:, None]
-        token = jnp.take_along_axis(context.tokens, slot, axis=1)
-        _, cache, _ = self.model.forward(params.model, token, cache, trees.chain(0))
-        return kv.commit(cache, jnp.minimum(behind, 1))
+        return Proposal(tokens[:, 1:], topology, valid[:, 1:], law), TreeCacheState(cache, slots)
 
     def _independent(
         self, log_q: jax.Array, parents: jax.Array, keys: jax.Array
@@ -205,16 +146,6 @@ class DraftTreeDrafter:
         best, ids = jax.lax.top_k(scores, self.children)
         parents = jnp.maximum(jnp.asarray(params.topology.parents), 0)
         return ids[:, parents, params.ranks], best[:, parents, params.ranks]
-
-    def absorb(self, state: DraftTreeState, outcome: Outcome) -> DraftTreeState:
-        """Keep the accepted path, short of the new pending token and of a leaf that never ran."""
-        cache = kv.gather_path(state.cache, outcome.path)
-        kept = jnp.minimum(outcome.committed, state.levels)
-        return dataclasses.replace(state, cache=kv.commit(cache, kept))
-
-    def permute_rows(self, state: DraftTreeState, source: jax.Array) -> DraftTreeState:
-        """Move rows."""
-        return jax.tree.map(lambda leaf: jnp.take(leaf, source, axis=0), state)
 
 
 def draft_tree(
@@ -249,7 +180,7 @@ def draft_tree(
     children = max(list(parents).count(node) for node in range(len(parents)))
     return BoundDrafter(
         f"draft-tree-{len(parents) - 1}",
-        DraftTreeDrafter(Transformer(config), children, draws),
+        DraftTreeDrafter(Transformer(config), len(parents) - 1, children, draws),
         DraftTreeParams(params, topology, jnp.asarray(np.array(ranks, np.int32))),
         drafts=len(parents) - 1,
     )
