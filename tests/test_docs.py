@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import jspec
@@ -34,7 +35,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> jspec.Model:
 def test_the_drafter_of_the_guide_works_and_is_short(
     model: jspec.Model, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    define, use = blocks("docs/writing_a_drafter.md")
+    define, use, branch = blocks("docs/writing_a_drafter.md")
     drafter_lines = re.search(r"@dataclasses.*?(?=\n\n\ndef )", define, re.DOTALL)
     assert drafter_lines is not None
     assert len(drafter_lines[0].splitlines()) < 40
@@ -52,6 +53,13 @@ def test_the_drafter_of_the_guide_works_and_is_short(
     assert [d.token_ids for d in drafted] == [p.token_ids for p in plain]
     assert drafted[0].counts.accepted.sum() > 0
     assert drafted[0].counts.rounds < plain[0].counts.rounds
+
+    # The tree's second guesses are right where the first ones are made not to be.
+    exec(branch, names)
+    table = np.stack([np.zeros_like(drafter.params), drafter.params], axis=1)
+    guessed = jspec.generate(model, prompts, drafter=names["first_or_second"](table))
+    assert [d.token_ids for d in guessed] == [p.token_ids for p in plain]
+    assert guessed[0].counts.accepted.sum() > 0
 
 
 @pytest.mark.parametrize("document", ["README.md"])

@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import itertools
 from collections.abc import Sequence
+from typing import Any
 
 import hypothesis
 import jax
@@ -20,7 +21,10 @@ from jspec import decoding, edits, trees
 from jspec.cache import KVCache
 from jspec.config import ModelConfig, Verification
 from jspec.decoding import Program
-from jspec.drafting.draft_tree import Draws, draft_tree
+from jspec.drafting import BoundDrafter
+from jspec.drafting.draft_tree import draft_tree
+from jspec.drafting.dynamic_tree import dynamic_draft_tree
+from jspec.drafting.ngram_tree import ngram_tree
 from jspec.drafting.protocol import Drafter
 from jspec.edits import RowEdits
 from jspec.sampling_params import SamplingParams
@@ -214,12 +218,12 @@ def _start(gamma: int, count: int, drafter: Drafter) -> DecodeState:
 
 
 @functools.cache
-def _law() -> np.ndarray:
+def _law(prompt: tuple[int, ...] = PROMPT) -> np.ndarray:
     """Return the exact law of the first four tokens, none of which can be the stop."""
     target, _ = _tables()
-    raw = [target[PROMPT], target[PROMPT[1]]]
+    raw = [target[prompt[-2:]], target[prompt[-1]]]
     raw += [np.broadcast_to(target, (SMALL,) * (k + 1)) for k in (2, 3)]
-    tables = edited_tables(raw, LOOP, PROMPT)
+    tables = edited_tables(raw, LOOP, prompt)
     assert not any(transforms.is_borderline(table, ROW) for table in tables)
     return chains.joint([transforms.laws(table, ROW) for table in tables])
 
@@ -270,37 +274,61 @@ class TableModel(table_models.TableTarget):
         return dataclasses.replace(tiny.CONFIG, max_context=1000)
 
 
-@pytest.mark.parametrize("draws", ["top-k", "without-replacement", "independent"])
-def test_the_first_four_tokens_over_many_rounds_of_trees(draws: Draws) -> None:
-    count = 10000
-    target, draft = _tables()
-    model = TableModel(SMALL)
-    bound = draft_tree(tiny.CONFIG, (), TREE, draws)  # type: ignore[arg-type]
-    drafter = dataclasses.replace(bound.drafter, model=model)  # type: ignore[type-var]
+def _branching(name: str) -> BoundDrafter:
+    if name == "ngram-tree":
+        return ngram_tree(6, 4, 2)
+    if name == "dynamic-tree":
+        bound = dynamic_draft_tree(tiny.CONFIG, (), 6, 3, 2)  # type: ignore[arg-type]
+    else:
+        bound = draft_tree(tiny.CONFIG, (), TREE, name)  # type: ignore[arg-type]
     # The drafter's table knows nothing of the token before.
-    given = dataclasses.replace(bound.params, model=np.broadcast_to(draft, (SMALL,) * 3))
+    table = np.broadcast_to(_tables()[1], (SMALL,) * 3)
+    return dataclasses.replace(
+        bound,
+        drafter=dataclasses.replace(bound.drafter, model=TableModel(SMALL)),  # type: ignore[type-var]
+        params=dataclasses.replace(bound.params, model=table),
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "prompt"),
+    [
+        ("top-k", PROMPT),
+        ("without-replacement", PROMPT),
+        ("independent", PROMPT),
+        ("dynamic-tree", PROMPT),
+        ("ngram-tree", (5, 0, 3, 5, 1, 0, 7, 3, 5)),  # something to look up
+    ],
+)
+def test_the_first_four_tokens_over_many_rounds_of_trees(
+    name: str, prompt: tuple[int, ...]
+) -> None:
+    count = 10000
+    target, _ = _tables()
+    model, bound = TableModel(SMALL), _branching(name)
     state = table_models.start(
         model,
         target,
-        np.tile(np.array(PROMPT), (count, 1)),
+        np.tile(np.array(prompt), (count, 1)),
         [params(ROW, LOOP)],
         np.arange(count) + 1000,
         len(TREE),
-        drafter,
+        bound.drafter,
         LOOP.stops,
-        given,
+        bound.params,
     )
-    program = Program(model, drafter, len(TREE) - 1)
-    after, rounds = run_chunk(program, target, given, state, np.int32(64), np.bool_(False))
-    first = np.asarray(after.tokens)[:, len(PROMPT) : len(PROMPT) + 4]
-    assert (_law()[tuple(first.T)] > 0).all()
+    program = Program(model, bound.drafter, len(TREE) - 1)
+    after, rounds = run_chunk(program, target, bound.params, state, np.int32(64), np.bool_(False))
+    first = np.asarray(after.tokens)[:, len(prompt) : len(prompt) + 4]
+    law = _law(prompt)
+    assert (law[tuple(first.T)] > 0).all()
     observed = np.zeros((4,) * 4)
     np.add.at(observed, tuple((first // 2).T), 1)
-    coarse = _law().reshape((4, 2) * 4).sum(axis=(1, 3, 5, 7))
+    coarse = law.reshape((4, 2) * 4).sum(axis=(1, 3, 5, 7))
     assert chi_square.p_value(observed, coarse) > chi_square.LEAST_P
     # Not by never accepting: rounds are fewer than tokens.
     words = np.asarray(after.trace.rounds)
-    assert (words >= 0).sum() < 0.8 * (np.asarray(after.length) - len(PROMPT)).sum()
+    assert (words >= 0).sum() < 0.8 * (np.asarray(after.length) - len(prompt)).sum()
     assert int(rounds) > 1
 
 
@@ -312,13 +340,15 @@ CELLS = 8
 
 @dataclasses.dataclass(frozen=True)
 class Parity:
-    """Logits are params[token % 2], params being [2, V]; as drafter it drafts from the same."""
-
-    deterministic: bool = False
+    """Logits are params[token % 2], params being [2, V]; it can draft from others of the kind."""
 
     @property
     def vocab_size(self) -> int:
         return VOCAB
+
+    @property
+    def config(self) -> ModelConfig:
+        return tiny.CONFIG
 
     def init_cache(self, batch: int, capacity: int, dtype: DTypeLike) -> KVCache:
         buffer = (jnp.zeros((batch, 1, 1, 1), dtype),)
@@ -357,24 +387,47 @@ REAL = Wishes(
 )
 
 
+TRUNCATED = Transforms(1.1, 250, 0.95, 0.002)
+CUT = Transforms(1.1, 0, 1.0, 0.05)  # by min-p alone, which costs a tree's nodes no search
+
+
+def _real_drafter(name: str, draft: np.ndarray) -> tuple[Drafter, Any, int]:
+    """Return a chain or tree drafter, its parameters and gamma."""
+    if name in ("dense", "point-mass"):
+        return ParityDrafter(name == "point-mass"), draft, 2
+    parents = (-1, 0, 0, 1)
+    bound = draft_tree(tiny.CONFIG, (), parents, name)  # type: ignore[arg-type]
+    drafter = dataclasses.replace(bound.drafter, model=Parity())  # type: ignore[type-var]
+    return drafter, dataclasses.replace(bound.params, model=draft), len(parents) - 1
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("rule", "deterministic"), [("token", False), ("block", True)], ids=["dense", "point-mass"]
+    ("name", "rule", "row"),
+    [
+        ("dense", "token", TRUNCATED),
+        ("point-mass", "block", TRUNCATED),
+        ("independent", "token", CUT),
+        ("without-replacement", "token", CUT),
+        ("top-k", "token", CUT),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_the_first_two_tokens_at_a_real_vocabulary(rule: Verification, deterministic: bool) -> None:
+def test_the_first_two_tokens_at_a_real_vocabulary(
+    name: str, rule: Verification, row: Transforms
+) -> None:
     generator = np.random.default_rng(5)
     target = generator.normal(0, 2.5, (2, VOCAB)).astype(np.float32)
     draft = (target + generator.normal(0, 1.0, target.shape)).astype(np.float32)
     best = np.argsort(-target[1])[:6].tolist()
-    row = Transforms(1.1, 250, 0.95, 0.002)
     # The most probable tokens are a bad word, the end of one, a held-back stop, and in the prompt.
     wishes = REAL._replace(bad_words=((best[0],), (best[1], best[2])), stops=(best[3],))
     prompt = [best[4], 7]
     batch, draws = 32, 640
     emitted = []
     asked = [params(row, wishes, 4)] * batch
-    drafter = ParityDrafter(deterministic)
-    program = Program(Parity(), drafter, 2, rule)
+    drafter, given, gamma = _real_drafter(name, draft)
+    program = Program(Parity(), drafter, gamma, rule)
     for start in range(0, draws, batch):
         state = table_models.start(
             Parity(),  # type: ignore[arg-type]
@@ -382,11 +435,13 @@ def test_the_first_two_tokens_at_a_real_vocabulary(rule: Verification, determini
             np.tile(np.array(prompt), (batch, 1)),
             asked,
             np.arange(start, start + batch),
-            2,
+            gamma,
             drafter,
             wishes.stops,
+            given,
         )
-        after, _ = run_chunk(program, target, draft, state, np.int32(8), np.bool_(False))
+        # Two rounds commit two tokens at least.
+        after, _ = run_chunk(program, target, given, state, np.int32(2), np.bool_(False))
         emitted.append(np.asarray(after.tokens)[:, 2:4])
     first, second = np.concatenate(emitted).T
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,10 @@ import pytest
 import jspec
 from jspec import trees
 from jspec.config import SpeculationConfig
+from jspec.drafting.draft_model import first_layers
+from jspec.drafting.draft_tree import draft_tree
 from jspec.drafting.ngram import ngram
+from jspec.drafting.ngram_tree import ngram_tree
 from jspec.generation import Decoder
 from jspec.models.transformer import Transformer
 from jspec.requests import Request
@@ -50,9 +54,13 @@ def golden_cases() -> list[dict[str, Any]]:
 
 
 def greedy(
-    cases: list[dict[str, Any]], gamma: int, params: SamplingParams
+    cases: list[dict[str, Any]],
+    gamma: int,
+    params: SamplingParams,
+    drafter: jspec.BoundDrafter | None = None,
 ) -> list[jspec.Completion]:
-    decoder = Decoder(model(), ngram() if gamma else None, SpeculationConfig(gamma), batch_size=8)
+    drafter = drafter or (ngram() if gamma else None)
+    decoder = Decoder(model(), drafter, SpeculationConfig(gamma), batch_size=8)
     return decoder.generate([Request(tuple(case["prompt_ids"]), params) for case in cases])
 
 
@@ -128,6 +136,21 @@ def test_greedy_tokens_of_the_numpy_reference(gamma: int) -> None:
     # It knows no end of sequence.
     params = SamplingParams(max_new_tokens=len(cases[0]["greedy_ids"]), ignore_eos=True)
     assert differences(cases, greedy(cases, gamma, params)) == 0
+
+
+def early_exit_tree() -> jspec.BoundDrafter:
+    config, params = first_layers(model().config, model().params, 4)
+    return draft_tree(config, params, (-1, 0, 0, 1, 1, 2, 3), "top-k")
+
+
+@pytest.mark.parametrize("build", [ngram_tree, early_exit_tree])
+def test_greedy_tokens_by_trees(build: Callable[[], jspec.BoundDrafter]) -> None:
+    cases, drafter = golden_cases(), build()
+    params = SamplingParams(max_new_tokens=len(cases[0]["greedy_ids"]), ignore_eos=True)
+    assert drafter.drafts is not None
+    found = greedy(cases, drafter.drafts, params, drafter)
+    assert differences(cases, found) == 0
+    assert sum(int(done.counts.accepted.sum()) for done in found) > 0
 
 
 def test_first_logits_of_the_numpy_reference() -> None:

@@ -14,7 +14,9 @@ from jspec.config import SpeculationConfig
 from jspec.drafting import BoundDrafter
 from jspec.drafting.draft_model import draft_model
 from jspec.drafting.draft_tree import draft_tree
+from jspec.drafting.dynamic_tree import dynamic_draft_tree
 from jspec.drafting.ngram import ngram
+from jspec.drafting.ngram_tree import ngram_tree
 from jspec.generation import Decoder, run_chunk, run_prefill
 from jspec.model import Model
 from jspec.requests import Request
@@ -30,6 +32,9 @@ CASES: dict[str, tuple[BoundDrafter | None, int]] = {
     "ngram": (ngram(), 7),
     "draft-model": (draft_model(SMALL, tiny.params(SMALL)), 4),
     "draft-tree": (draft_tree(SMALL, tiny.params(SMALL), (-1, 0, 0, 1, 2), "top-k"), 4),
+    # 7 nodes are run for 4 that are kept: its cache has more slots than the target's.
+    "dynamic-tree": (dynamic_draft_tree(SMALL, tiny.params(SMALL), 4, 3, 3), 4),
+    "ngram-tree": (ngram_tree(5, 4), 5),
 }
 
 

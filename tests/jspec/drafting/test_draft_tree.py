@@ -6,8 +6,6 @@ import functools
 from collections.abc import Iterator
 
 import jax
-import jax.numpy as jnp
-import numpy as np
 import pytest
 
 from jspec import trees
@@ -16,10 +14,11 @@ from jspec.drafting import BoundDrafter
 from jspec.drafting.draft_model import draft_model
 from jspec.drafting.draft_tree import Draws, draft_tree
 from jspec.errors import InputError
-from jspec.generation import Decoder, run_chunk, run_prefill
+from jspec.generation import Decoder, run_chunk
 from jspec.requests import Completion, Request
 from jspec.sampling_params import SamplingParams
 from tests import tiny
+from tests.jspec.drafting.draft_caches import check_caches
 
 NEW = 30
 TARGET = tiny.model()
@@ -104,44 +103,8 @@ def test_drafts_of_the_target_itself_are_all_accepted_in_some_order(draws: Draws
     assert sum(done.counts.rounds for done in found) <= 5 * -(-NEW // (depth + 1))
 
 
-@pytest.mark.parametrize("rounds", [1, 2, 5])
-def test_the_caches_hold_the_committed_tokens(rounds: int) -> None:
-    bound = drafter("top-k", exact=True)
-    decoder = Decoder(TARGET, bound, batch_size=4)
-    asked = requests()[:4]
-    state = run_prefill(
-        target=TARGET.functions,
-        drafter=bound.drafter,
-        width=32,
-        params=TARGET.params,
-        drafter_params=bound.params,
-        state=decoder.new_state(asked),
-    )
-    state, _ = run_chunk(
-        program=decoder._program,
-        params=TARGET.params,
-        drafter_params=bound.params,
-        state=state,
-        max_rounds=np.int32(rounds),
-        until_finish=np.bool_(False),
-    )
-    for row in range(4):
-        length = int(state.length[row])
-        tokens = state.tokens[row, : length - 1][None]
-        fresh = TARGET.functions.init_cache(1, state.cache.capacity, jnp.float32)
-        _, fresh, _ = TARGET.functions.forward(
-            TARGET.params, tokens, fresh, trees.chain(length - 2)
-        )
-        assert int(state.cache.length[row]) == length - 1
-        kept = int(state.drafter.cache.length[row])
-        assert length - 2 <= kept <= length - 1
-        for found, known in ((state.cache, length - 1), (state.drafter.cache, kept)):
-            for ours, theirs in zip(
-                (*found.keys, *found.values), (*fresh.keys, *fresh.values), strict=True
-            ):
-                np.testing.assert_allclose(
-                    ours[row, :, :known], theirs[0, :, :known], rtol=1e-4, atol=1e-4
-                )
+def test_the_caches_hold_the_committed_tokens() -> None:
+    check_caches(TARGET, drafter("top-k"), requests()[:4])
 
 
 def test_another_tree_of_the_same_size_runs_the_same_program() -> None:
