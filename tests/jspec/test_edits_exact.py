@@ -297,7 +297,7 @@ def _branching(name: str) -> BoundDrafter:
         ("without-replacement", PROMPT),
         ("independent", PROMPT),
         ("dynamic-tree", PROMPT),
-        ("ngram-tree", (5, 0, 3, 5, 1, 0, 7, 3, 5)),  # something to look up
+        ("ngram-tree", (3, 5, 2, 0, 3, 1, 3, 5)),  # something to look up
     ],
 )
 def test_the_first_four_tokens_over_many_rounds_of_trees(
@@ -328,7 +328,8 @@ def test_the_first_four_tokens_over_many_rounds_of_trees(
     assert chi_square.p_value(observed, coarse) > chi_square.LEAST_P
     # Not by never accepting: rounds are fewer than tokens.
     words = np.asarray(after.trace.rounds)
-    assert (words >= 0).sum() < 0.8 * (np.asarray(after.length) - len(prompt)).sum()
+    most = 0.9 if name == "ngram-tree" else 0.8  # which finds little in so short a text
+    assert (words >= 0).sum() < most * (np.asarray(after.length) - len(prompt)).sum()
     assert int(rounds) > 1
 
 
@@ -424,7 +425,7 @@ def test_the_first_two_tokens_at_a_real_vocabulary(
     wishes = REAL._replace(bad_words=((best[0],), (best[1], best[2])), stops=(best[3],))
     prompt = [best[4], 7]
     batch, draws = 32, 640
-    emitted = []
+    emitted, accepted = [], 0
     asked = [params(row, wishes, 4)] * batch
     drafter, given, gamma = _real_drafter(name, draft)
     program = Program(Parity(), drafter, gamma, rule)
@@ -443,6 +444,8 @@ def test_the_first_two_tokens_at_a_real_vocabulary(
         # Two rounds commit two tokens at least.
         after, _ = run_chunk(program, target, given, state, np.int32(2), np.bool_(False))
         emitted.append(np.asarray(after.tokens)[:, 2:4])
+        accepted += int(np.asarray(after.length).sum()) - batch * (len(prompt) + 2)
+    assert accepted > draws / 20
     first, second = np.concatenate(emitted).T
 
     law = transforms.law(oracle.edited(target[1], wishes, prompt, []), row)
