@@ -4,8 +4,9 @@ The best matches of the row's last tokens (`jspec.drafting.ngram`) are merged in
 most valuable nodes are drafted. A node is worth the matches that run through it: a match of one
 token more counts four times as much, several that agree add up, and every level costs a quarter.
 
-Factors from 2 to 10, costs from 0.1 to 0.4 and weights by recency change the tokens a round by
-under 1 % on code, SQL, retrieval and summaries, as does looking up every node's own suffix again.
+The constants hardly matter: factors of 2 to 8, levels that cost a tenth to a half and weights by
+recency change the tokens a round by under 1 % on code, SQL, retrieval and summaries, and so does
+looking up the suffix of every node of the tree anew.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ def forests(draw: st.DrawFn) -> tuple[list[float], list[int]]:
 def test_the_most_valuable_candidates_are_kept_connected(
     first: tuple[list[float], list[int]], second: tuple[list[float], list[int]]
 ) -> None:
-    values, parents = zip(first, second, strict=True)
+    values, parents = [first[0], second[0]], [first[1], second[1]]
     for count in (1, 6, POOL):
         kept = rerank(jnp.asarray(values, jnp.float32), jnp.asarray(parents, jnp.int32), count)
         for row in range(2):
