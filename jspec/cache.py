@@ -102,7 +102,12 @@ def commit(cache: KVCache, count: jax.Array) -> KVCache:
     return dataclasses.replace(cache, length=cache.length + count)
 
 
-def gather_path(cache: KVCache, path: jax.Array, kernels: Kernels = DEFAULT_KERNELS) -> KVCache:
+def gather_path(
+    cache: KVCache,
+    path: jax.Array,
+    kernels: Kernels = DEFAULT_KERNELS,
+    scratch: int | None = None,
+) -> KVCache:
     """Move the scratch entries of an accepted path to where `commit` takes them from.
 
     Args:
@@ -110,6 +115,7 @@ def gather_path(cache: KVCache, path: jax.Array, kernels: Kernels = DEFAULT_KERN
         path: [B, T] int32, the node of depth i at i; the root is node 0, and 0 is what follows
             the path's end.
         kernels: what the program asks for.
+        scratch: entries that the path may come from, where they are not the T nodes' own.
 
     Returns:
         The cache whose entry length + i is the node path[:, i]'s; nothing before a row's length or
@@ -118,11 +124,12 @@ def gather_path(cache: KVCache, path: jax.Array, kernels: Kernels = DEFAULT_KERN
     drafts = path.shape[1] - 1
     if drafts == 0:
         return cache
+    behind = drafts if scratch is None else max(scratch - 1, drafts)
     # The root is where it belongs; past the path's end its 0 becomes the -1 of "nothing to move".
     moves = path[:, 1:] - 1
 
     def move(buffer: jax.Array) -> jax.Array:
-        return cache_commit(buffer, cache.length + 1, moves, drafts, implementation=kernels)
+        return cache_commit(buffer, cache.length + 1, moves, behind, implementation=kernels)
 
     return dataclasses.replace(
         cache,

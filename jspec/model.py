@@ -159,7 +159,9 @@ def draft_tree_for(
         InputError: as `draft_model_for`, or the tree is none.
     """
     _require_one_vocabulary(target, drafter)
-    return draft_tree.draft_tree(drafter.config, drafter.params, parents, draws)
+    return draft_tree.draft_tree(
+        drafter.config, drafter.params, parents, draws, drafter.functions.kernels
+    )
 
 
 def dynamic_draft_tree_for(
@@ -178,7 +180,9 @@ def dynamic_draft_tree_for(
         InputError: as `draft_model_for`, or a size is out of range.
     """
     _require_one_vocabulary(target, drafter)
-    return dynamic_tree.dynamic_draft_tree(drafter.config, drafter.params, nodes, depth, width)
+    return dynamic_tree.dynamic_draft_tree(
+        drafter.config, drafter.params, nodes, depth, width, drafter.functions.kernels
+    )
 
 
 def _require_one_vocabulary(target: Model, drafter: Model) -> None:

@@ -21,6 +21,7 @@ from jspec.randomness import Purpose
 from jspec.sampling_params import SamplingParams
 from jspec.state import DecodeState
 from jspec.trees import Topology
+from pallas_kernels.dispatch import Kernels
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,6 +33,10 @@ class TableTarget:
     """
 
     vocab_size: int
+
+    @property
+    def kernels(self) -> Kernels:
+        return kv.DEFAULT_KERNELS
 
     def init_cache(self, batch: int, capacity: int, dtype: DTypeLike) -> KVCache:
         return KVCache(

@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jspec import cache as kv
 from jspec import edits, randomness, sampling, trees
 from jspec.cache import KVCache
 from jspec.config import ModelConfig
@@ -33,6 +34,7 @@ from jspec.models.parameters import TransformerParams
 from jspec.models.transformer import Transformer
 from jspec.randomness import Purpose
 from jspec.trees import Topology
+from pallas_kernels.dispatch import Kernels
 
 Draws = Literal["top-k", "without-replacement", "independent"]
 
@@ -153,6 +155,7 @@ def draft_tree(
     params: TransformerParams,
     parents: Sequence[int],
     draws: Draws = "without-replacement",
+    kernels: Kernels = kv.DEFAULT_KERNELS,
 ) -> BoundDrafter:
     """Return a drafter that drafts a tree from a language model of the target's tokenizer.
 
@@ -161,6 +164,7 @@ def draft_tree(
         params: of the draft model.
         parents: the tree, as for `trees.from_parents`.
         draws: how children are chosen.
+        kernels: what its programs ask for.
 
     Raises:
         InputError: the tree is none, or has no drafts.
@@ -180,7 +184,7 @@ def draft_tree(
     children = max(list(parents).count(node) for node in range(len(parents)))
     return BoundDrafter(
         f"draft-tree-{len(parents) - 1}",
-        DraftTreeDrafter(Transformer(config), len(parents) - 1, children, draws),
+        DraftTreeDrafter(Transformer(config, kernels), len(parents) - 1, children, draws),
         DraftTreeParams(params, topology, jnp.asarray(np.array(ranks, np.int32))),
         drafts=len(parents) - 1,
     )

@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.typing import DTypeLike
 
+from jspec import cache as kv
 from jspec import edits, trees
 from jspec.cache import KVCache
 from jspec.config import ModelConfig
@@ -24,8 +24,7 @@ from jspec.drafting.tree_cache import TreeCacheDrafter, TreeCacheState
 from jspec.errors import require, require_integer
 from jspec.models.parameters import TransformerParams
 from jspec.models.transformer import Transformer
-
-_BLOCK = 128  # of the cache's slots, see `jspec.admission.capacity`
+from pallas_kernels.dispatch import Kernels
 
 
 @jax.tree_util.register_dataclass
@@ -79,16 +78,9 @@ class DynamicTreeDrafter(TreeCacheDrafter[DynamicTreeParams]):
     width: int
 
     @property
-    def _expanded(self) -> int:
+    def scratch(self) -> int:
         """E, nodes that are run: the root and `width` of each level but the last."""
         return 1 + (self.depth - 1) * self.width
-
-    def init(self, batch: int, capacity: int, dtype: DTypeLike) -> TreeCacheState:
-        """Return an empty cache; the loop's capacity has room for the tree's nodes alone."""
-        missing = self._expanded - (self.nodes + 1)
-        if missing > 0:
-            capacity = -(-(capacity + missing) // _BLOCK) * _BLOCK
-        return super().init(batch, capacity, dtype)
 
     def propose(
         self, params: DynamicTreeParams, state: TreeCacheState, context: Context, gamma: int
@@ -121,12 +113,12 @@ class DynamicTreeDrafter(TreeCacheDrafter[DynamicTreeParams]):
         batch = context.length.shape[0]
         pool = (batch, self.depth * self.width**2)
         pending = jnp.take_along_axis(context.tokens, context.length[:, None] - 1, axis=1)
-        node = jnp.arange(self._expanded, dtype=jnp.int32)
+        node = jnp.arange(self.scratch, dtype=jnp.int32)
         first = jnp.arange(self.width, dtype=jnp.int32) == 0
         return _Growth(
             cache=cache,
-            tokens=jnp.broadcast_to(pending, (batch, self._expanded)),
-            parents=jnp.broadcast_to(jnp.where(node == 0, -1, 0), (batch, self._expanded)),
+            tokens=jnp.broadcast_to(pending, (batch, self.scratch)),
+            parents=jnp.broadcast_to(jnp.where(node == 0, -1, 0), (batch, self.scratch)),
             candidates=jnp.zeros(pool, jnp.int32),
             values=jnp.full(pool, -jnp.inf, jnp.float32),
             above=jnp.full(pool, -1, jnp.int32),
@@ -141,7 +133,7 @@ class DynamicTreeDrafter(TreeCacheDrafter[DynamicTreeParams]):
         self, params: DynamicTreeParams, context: Context, level: jax.Array, growth: _Growth
     ) -> _Growth:
         """Expand the nodes chosen for it and choose those of the level below."""
-        width, expanded = self.width, self._expanded
+        width, expanded = self.width, self.scratch
         batch = context.length.shape[0]
         lane = jnp.arange(width, dtype=jnp.int32)
         place = jnp.where(level == 0, 0, 1 + (level - 1) * width + lane)  # among the E
@@ -205,6 +197,7 @@ def dynamic_draft_tree(
     nodes: int = 15,
     depth: int = 5,
     width: int = 4,
+    kernels: Kernels = kv.DEFAULT_KERNELS,
 ) -> BoundDrafter:
     """Return a drafter that drafts each row's most valuable tree from a language model.
 
@@ -214,6 +207,7 @@ def dynamic_draft_tree(
         nodes: drafts a round.
         depth: deepest draft; the draft model runs as often.
         width: nodes of a level that are expanded, and children that each of them may get.
+        kernels: what its programs ask for.
 
     Raises:
         InputError: a size is no integer or out of its range, or depth and width give fewer nodes.
@@ -238,7 +232,7 @@ def dynamic_draft_tree(
     )
     return BoundDrafter(
         f"dynamic-tree-{nodes}",
-        DynamicTreeDrafter(Transformer(config), nodes, depth, width),
+        DynamicTreeDrafter(Transformer(config, kernels), nodes, depth, width),
         DynamicTreeParams(params),
         drafts=nodes,
     )

@@ -21,6 +21,8 @@ from jspec.drafting.protocol import Context, Outcome
 from jspec.models.parameters import TransformerParams
 from jspec.models.transformer import Transformer
 
+_BLOCK = 128  # of a cache's slots, see `jspec.admission.capacity`
+
 
 class DraftModelParams(Protocol):
     """Parameters of a drafter with a model."""
@@ -62,12 +64,20 @@ class TreeCacheDrafter(Generic[Params]):
     nodes: int
 
     @property
+    def scratch(self) -> int:
+        """Entries past a row's length that a round writes: the tree's nodes, if nothing else."""
+        return self.nodes + 1
+
+    @property
     def feature_layers(self) -> tuple[int, ...]:
         """It has features of its own."""
         return ()
 
     def init(self, batch: int, capacity: int, dtype: DTypeLike) -> TreeCacheState:
         """Return an empty cache."""
+        missing = self.scratch - (self.nodes + 1)
+        if missing > 0:  # the loop's capacity has room for the tree's nodes alone
+            capacity = -(-(capacity + missing) // _BLOCK) * _BLOCK
         cache = self.model.init_cache(batch, capacity, dtype)
         return TreeCacheState(cache, jnp.zeros((batch, self.nodes + 1), jnp.int32))
 
@@ -110,7 +120,8 @@ class TreeCacheDrafter(Generic[Params]):
         """Keep the accepted path, short of the new pending token and of a node that never ran."""
         slots = jnp.take_along_axis(state.slots, outcome.path, axis=1)
         ran = jnp.sum(jnp.cumprod(slots >= 0, axis=1, dtype=jnp.int32), axis=1)
-        cache = kv.gather_path(state.cache, jnp.maximum(slots, 0))
+        path = jnp.maximum(slots, 0)
+        cache = kv.gather_path(state.cache, path, self.model.kernels, self.scratch)
         kept = jnp.minimum(outcome.committed, ran)
         return dataclasses.replace(state, cache=kv.commit(cache, kept))
 

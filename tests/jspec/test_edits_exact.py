@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from jax.sharding import NamedSharding, PartitionSpec
 from jax.typing import DTypeLike
 
+from jspec import cache as kv
 from jspec import decoding, edits, trees
 from jspec.cache import KVCache
 from jspec.config import ModelConfig, Verification
@@ -30,6 +31,7 @@ from jspec.edits import RowEdits
 from jspec.sampling_params import SamplingParams
 from jspec.state import DecodeState
 from jspec.trees import Topology
+from pallas_kernels.dispatch import Kernels
 from tests import chi_square, table_models, tiny
 from tests.jspec import exact_rounds
 from tests.jspec.exact_rounds import check
@@ -350,6 +352,10 @@ class Parity:
     @property
     def config(self) -> ModelConfig:
         return tiny.CONFIG
+
+    @property
+    def kernels(self) -> Kernels:
+        return kv.DEFAULT_KERNELS
 
     def init_cache(self, batch: int, capacity: int, dtype: DTypeLike) -> KVCache:
         buffer = (jnp.zeros((batch, 1, 1, 1), dtype),)
