@@ -253,11 +253,17 @@ def test_the_first_four_tokens_over_many_rounds(
     coarse = _law().reshape((4, 2) * 4).sum(axis=(1, 3, 5, 7))
     assert chi_square.p_value(observed, coarse) > chi_square.LEAST_P
 
-    # Rows split over eight devices give the same tokens.
+    _check_on_eight_devices(program, target, draft, state, after)
+
+
+def _check_on_eight_devices(
+    program: Program, target: np.ndarray, given: Any, state: DecodeState, after: DecodeState
+) -> None:
+    """Check that rows split over eight devices get the tokens of one."""
     mesh = jax.make_mesh((8,), ("rows",), axis_types=(jax.sharding.AxisType.Auto,))
     split = jax.device_put(state, NamedSharding(mesh, PartitionSpec("rows")))
     assert len(split.tokens.sharding.device_set) == 8
-    spread, _ = run_chunk(program, target, draft, split, more, done)
+    spread, _ = run_chunk(program, target, given, split, np.int32(64), np.bool_(False))
     np.testing.assert_array_equal(spread.tokens, after.tokens)
     np.testing.assert_array_equal(spread.length, after.length)
 
@@ -333,6 +339,8 @@ def test_the_first_four_tokens_over_many_rounds_of_trees(
     most = 0.9 if name == "ngram-tree" else 0.8  # which finds little in so short a text
     assert (words >= 0).sum() < most * (np.asarray(after.length) - len(prompt)).sum()
     assert int(rounds) > 1
+    if name == "ngram-tree":  # every row has a tree of its own
+        _check_on_eight_devices(program, target, bound.params, state, after)
 
 
 # --- the real vocabulary --------------------------------------------------------------------------
