@@ -82,7 +82,7 @@ def _largest(scores: jax.Array, count: int) -> jax.Array:
         best = jnp.max(jnp.where(scores < above[:, None], scores, -1), axis=1)
         return best, best
 
-    start = jnp.full(scores.shape[0], jnp.iinfo(jnp.int32).max, jnp.int32)
+    start = jnp.full(scores.shape[0], np.iinfo(np.int32).max, jnp.int32)
     _, found = jax.lax.scan(step, start, length=count)
     return found.T
 
