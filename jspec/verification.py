@@ -13,7 +13,7 @@ import jax.numpy as jnp
 
 from jspec import randomness, sampling
 from jspec.config import Verification
-from jspec.drafting.protocol import Dense, Law, Proposal
+from jspec.drafting.protocol import Dense, Law, PointMass, Proposal
 from jspec.randomness import Purpose
 from jspec.sampling import RowSampling
 from pallas_kernels.rejection_sampling.inputs import row_of
@@ -192,6 +192,10 @@ def verify_chain(
         rule: "token" or "block".
     """
     batch, nodes, _ = logits.shape
+    if not isinstance(proposal.law, PointMass):
+        # An only child is drawn alike with and without replacement, and the last node has none.
+        law = Dense(proposal.law.log_q[:, : nodes - 1])
+        proposal = dataclasses.replace(proposal, law=law)
     greedy = sampling.is_greedy(rows)
     node = jnp.broadcast_to(jnp.arange(1, nodes, dtype=jnp.int32), (batch, nodes - 1))
 
