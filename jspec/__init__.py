@@ -19,7 +19,7 @@ from jspec.drafting.ngram import ngram
 from jspec.drafting.ngram_tree import ngram_tree
 from jspec.errors import InputError
 from jspec.generation import Decoder
-from jspec.model import Model, load
+from jspec.model import Model, early_exit_model, load
 from jspec.model import draft_model_for as draft_model
 from jspec.model import draft_tree_for as draft_tree
 from jspec.model import dynamic_draft_tree_for as dynamic_draft_tree
@@ -45,6 +45,7 @@ __all__ = [
     "draft_tree",
     "dynamic_draft_tree",
     "early_exit",
+    "early_exit_model",
     "generate",
     "load",
     "ngram",

@@ -347,6 +347,7 @@ def _commit(
         proposed=jnp.max(jnp.where(proposal.valid, depths, 0), axis=1, initial=0),
         accepted=verdict.accepted,
         overlap=verdict.overlap,
+        nodes=verdict.path[:, 1:],
         discarded=jnp.where(state.active, verified - count, 0),
     )
     known = edits.commit(state.sampling.edits, tokens, count)

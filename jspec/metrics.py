@@ -22,12 +22,15 @@ class Counts:
         overlap: [G] float64, sum over examined positions of sum_x min(p, q).
         emitted: tokens committed.
         discarded: tokens verified and then cut because a stop came first.
+        nodes: [G + 1, 2] int64, for each node of the tree (of a static one; the root is node 0) the
+            rounds that accepted it, and those of them that then examined children of it.
     """
 
     histogram: np.ndarray
     overlap: np.ndarray
     emitted: int
     discarded: int
+    nodes: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros((1, 2), np.int64))
 
     @property
     def rounds(self) -> int:
@@ -69,15 +72,18 @@ def total(counts: Sequence[Counts]) -> Counts:
     gamma = max(c.overlap.shape[0] for c in counts)
     histogram = np.zeros((gamma + 1, gamma + 1), np.int64)
     overlap = np.zeros(gamma, np.float64)
+    nodes = np.zeros((gamma + 1, 2), np.int64)
     for c in counts:
         size = c.overlap.shape[0]
         histogram[: size + 1, : size + 1] += c.histogram
         overlap[:size] += c.overlap
+        nodes[: len(c.nodes)] += c.nodes
     return Counts(
         histogram=histogram,
         overlap=overlap,
         emitted=sum(c.emitted for c in counts),
         discarded=sum(c.discarded for c in counts),
+        nodes=nodes,
     )
 
 

@@ -188,6 +188,8 @@ def dynamic_draft_tree_for(
 def _require_one_vocabulary(target: Model, drafter: Model) -> None:
     require_model("target", target)
     require_model("drafter", drafter)
+    if target.tokenizer is drafter.tokenizer:
+        return
     if target.tokenizer is not None and drafter.tokenizer is not None:
         ours, theirs = target.tokenizer.vocabulary(), drafter.tokenizer.vocabulary()
         if ours != theirs:
@@ -208,6 +210,20 @@ def early_exit_of(target: Model, layers: int) -> BoundDrafter:
     """
     require_model("target", target)
     return draft_model.early_exit(target.config, target.params, layers, target.functions.kernels)
+
+
+def early_exit_model(target: Model, layers: int) -> Model:
+    """Return the target's first `layers` layers and its head as a model: one that drafts.
+
+    Parameters are shared, not copied.
+
+    Raises:
+        InputError: `layers` is no integer below the target's number of layers.
+    """
+    require_model("target", target)
+    config, params = draft_model.first_layers(target.config, target.params, layers)
+    name = f"{target.name}, first {layers} layers"
+    return dataclasses.replace(target, name=name, config=config, params=params)
 
 
 def require_model(field: str, value: object) -> None:

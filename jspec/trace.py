@@ -30,11 +30,14 @@ class Trace:
             accepted; -1 elsewhere.
         overlap: [B, S] float32; sum_x min(p, q) at the position of the token, for `Counts`; only
             read where the round proposed a draft for it.
+        nodes: [B, S] int32; the node of the tree that the token was drafted as; only read where it
+            is an accepted draft.
         discarded: [B] int32, tokens verified and then cut because a stop came first.
     """
 
     rounds: jax.Array
     overlap: jax.Array
+    nodes: jax.Array
     discarded: jax.Array
 
 
@@ -43,6 +46,7 @@ def init(batch: int, slots: int) -> Trace:
     return Trace(
         rounds=jnp.full((batch, slots), _NOTHING, jnp.int32),
         overlap=jnp.zeros((batch, slots), jnp.float32),
+        nodes=jnp.zeros((batch, slots), jnp.int32),
         discarded=jnp.zeros(batch, jnp.int32),
     )
 
@@ -53,6 +57,7 @@ def record(
     proposed: jax.Array,
     accepted: jax.Array,
     overlap: jax.Array,
+    nodes: jax.Array,
     discarded: jax.Array,
 ) -> Trace:
     """Add one round.
@@ -63,14 +68,17 @@ def record(
         proposed: [B] int32 drafts.
         accepted: [B] int32 drafts, of which a stop may have cut some.
         overlap: [B, K] float32 of every draft.
+        nodes: [B, K] int32 of the accepted drafts, by depth.
         discarded: [B] int32 tokens cut.
     """
     row = jnp.broadcast_to(jnp.arange(slots.shape[0], dtype=jnp.int32)[:, None], slots.shape)
     word = proposed * _BASE + accepted
     drafts = overlap.shape[1]
+    rows, of_drafts = row[:, :drafts], slots[:, :drafts]
     return Trace(
         rounds=trace.rounds.at[row[:, :1], slots[:, :1]].set(word[:, None], mode="drop"),
-        overlap=trace.overlap.at[row[:, :drafts], slots[:, :drafts]].set(overlap, mode="drop"),
+        overlap=trace.overlap.at[rows, of_drafts].set(overlap, mode="drop"),
+        nodes=trace.nodes.at[rows, of_drafts].set(nodes, mode="drop"),
         discarded=trace.discarded + discarded,
     )
 
@@ -99,13 +107,20 @@ def counts(trace: Trace, row: int, start: int, end: int, length: int, max_gamma:
     histogram = np.zeros((max_gamma + 1, max_gamma + 1), np.int64)
     np.add.at(histogram, (proposed, accepted), 1)
     overlap = np.zeros(max_gamma, np.float64)
+    nodes = np.zeros((max_gamma + 1, 2), np.int64)
+    nodes[0, 0] = len(first)
     seen = np.asarray(trace.overlap)[row, start:end]
+    drafted = np.asarray(trace.nodes)[row, start:end]
     for position in range(max_gamma):
         examined = first[(position < proposed) & (position <= accepted) & (position < size)]
         overlap[position] = seen[examined + position].sum(dtype=np.float64)
+        parents = drafted[examined + position - 1] if position else np.zeros_like(examined)
+        np.add.at(nodes[:, 1], parents, 1)
+        np.add.at(nodes[:, 0], drafted[first[position < accepted] + position], 1)
     return Counts(
         histogram=histogram,
         overlap=overlap,
         emitted=end - start,
         discarded=int(np.asarray(trace.discarded)[row]) + length - end,
+        nodes=nodes,
     )

@@ -12,6 +12,8 @@ import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+import numpy as np
+
 from jspec.errors import InputError, require
 
 
@@ -46,13 +48,7 @@ def unconditional(conditional: Sequence[float]) -> list[float]:
 
 def expected_tokens(parents: Sequence[int], rates: Sequence[float]) -> float:
     """Return the tokens that a round commits on average: accepted nodes and one token more."""
-    value = [1.0]
-    seen = [0] * len(parents)
-    for parent in parents[1:]:
-        place = seen[parent]
-        seen[parent] += 1
-        value.append(value[parent] * (rates[place] if place < len(rates) else 0.0))
-    return sum(value)
+    return sum(chances(parents, rates))
 
 
 class Best(NamedTuple):
@@ -139,7 +135,7 @@ def optimal_by_cost(
     rates: Sequence[float],
     sizes: Sequence[int],
     depths: Sequence[int],
-    draft_step: float,
+    draft_step: Callable[[int], float],
     verify: Callable[[int], float],
 ) -> Best:
     """Return the tree of least expected time a token, a single node (no drafts) being one of them.
@@ -148,21 +144,62 @@ def optimal_by_cost(
         rates: as for `optimal`.
         sizes: candidates for the number of nodes.
         depths: candidates for the depth.
-        draft_step: seconds that drafting one level takes.
+        draft_step: from a tree's number of nodes to the seconds that drafting a level of it takes.
         verify: from a number of nodes to the seconds of a target pass over them.
     """
     trees = [Best((-1,), 1.0)]
     trees += [optimal(rates, size, depth) for size in sizes for depth in depths]
-
-    def seconds_a_token(tree: Best) -> float:
-        levels = _depth(tree.parents)
-        return (levels * draft_step + verify(len(tree.parents))) / tree.expected
-
-    return min(trees, key=seconds_a_token)
+    return min(trees, key=lambda tree: seconds_a_token(tree, draft_step, verify))
 
 
-def _depth(parents: Sequence[int]) -> int:
-    depths = [0]
+def seconds_a_token(
+    tree: Best, draft_step: Callable[[int], float], verify: Callable[[int], float]
+) -> float:
+    """Return the seconds a token that a tree should take; see `optimal_by_cost`."""
+    size = len(tree.parents)
+    drafting = max(depths(tree.parents)) * draft_step(size) if size > 1 else 0.0
+    return (drafting + verify(size)) / tree.expected
+
+
+def depths(parents: Sequence[int]) -> list[int]:
+    """Return the depth of every node, 0 for the root."""
+    found = [0]
     for parent in parents[1:]:
-        depths.append(depths[parent] + 1)
-    return max(depths)
+        found.append(found[parent] + 1)
+    return found
+
+
+def ranks(parents: Sequence[int]) -> list[int]:
+    """Return the place of every node among its siblings, from 0."""
+    given = [0] * len(parents)
+    found = [0]
+    for parent in parents[1:]:
+        found.append(given[parent])
+        given[parent] += 1
+    return found
+
+
+def chances(parents: Sequence[int], rates: Sequence[float]) -> list[float]:
+    """Return every node's chance to be on the accepted path."""
+    found = [1.0]
+    for parent, rank in zip(parents[1:], ranks(parents)[1:], strict=True):
+        found.append(found[parent] * (rates[rank] if rank < len(rates) else 0.0))
+    return found
+
+
+def measured_rates(parents: Sequence[int], nodes: np.ndarray) -> list[float]:
+    """Return p_b from what became of rounds with a tree, nodes of all depths taken together.
+
+    Args:
+        parents: of the tree that all rounds drafted.
+        nodes: [T, 2], `metrics.Counts.nodes` of the rounds.
+
+    Returns:
+        A rate for each place among siblings; only parents that have such a child count for it.
+    """
+    place = ranks(parents)
+    taken, reached = [0] * (max(place) + 1), [0] * (max(place) + 1)
+    for node, parent in enumerate(parents[1:], start=1):
+        taken[place[node]] += int(nodes[node, 0])
+        reached[place[node]] += int(nodes[parent, 1])
+    return [t / r if r else 0.0 for t, r in zip(taken, reached, strict=True)]

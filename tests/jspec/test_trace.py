@@ -38,6 +38,10 @@ def rounds(draw: Any) -> dict[str, list[Any]]:
         "overlap": [
             draw(st.lists(st.integers(0, 64), min_size=WIDTH, max_size=WIDTH)) for _ in range(ROWS)
         ],
+        "nodes": [
+            draw(st.lists(st.integers(1, GAMMA), min_size=WIDTH, max_size=WIDTH, unique=True))
+            for _ in range(ROWS)
+        ],
     }
 
 
@@ -60,6 +64,7 @@ def test_rounds_are_counted_up_to_wherever_the_text_is_cut(
             accepted=jnp.asarray(accepted, jnp.int32),
             # Sixty-fourths add up without rounding.
             overlap=jnp.asarray(past["overlap"], jnp.float32) / jnp.float32(64),
+            nodes=jnp.asarray(past["nodes"], jnp.int32),
             discarded=jnp.zeros(ROWS, jnp.int32),
         )
         lengths = [n + (a + 1) * int(r) for n, a, r in zip(lengths, accepted, ran, strict=True)]
@@ -68,6 +73,7 @@ def test_rounds_are_counted_up_to_wherever_the_text_is_cut(
         counts = trace.counts(state, row, START, end, lengths[row], GAMMA)
         # Replay the rounds up to the cut.
         histogram, overlap, at = np.zeros((GAMMA + 1, GAMMA + 1), int), np.zeros(GAMMA), START
+        nodes = np.zeros((GAMMA + 1, 2), int)
         for past in history:
             if not past["ran"][row] or at >= end:
                 continue
@@ -78,9 +84,15 @@ def test_rounds_are_counted_up_to_wherever_the_text_is_cut(
             histogram[n, k] += 1
             for draft in range(min(n, k + 1, size)):  # the first rejection ends the walk
                 overlap[draft] += past["overlap"][row][draft] / 64
+            path = [0, *past["nodes"][row][:k]]
+            for node in path:
+                nodes[node, 0] += 1
+            for node in path[:n]:  # deeper ones have no drafts below
+                nodes[node, 1] += 1
             at += size
         np.testing.assert_array_equal(counts.histogram, histogram)
         np.testing.assert_array_equal(counts.overlap, overlap)
+        np.testing.assert_array_equal(counts.nodes, nodes)
         assert counts.emitted == end - START
         assert counts.discarded == lengths[row] - end
 
@@ -93,6 +105,7 @@ def test_a_row_that_commits_nothing_leaves_no_trace() -> None:
         proposed=jnp.asarray([2], jnp.int32),
         accepted=jnp.asarray([1], jnp.int32),
         overlap=jnp.full((1, 2), jnp.nan, jnp.float32),
+        nodes=jnp.ones((1, 2), jnp.int32),
         discarded=jnp.asarray([0], jnp.int32),
     )
     jax.tree.map(np.testing.assert_array_equal, state, empty)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 
+import numpy as np
 import pytest
 
 from jspec import tree_shapes, trees
@@ -53,6 +54,24 @@ def test_a_chain_is_the_tree_of_one_rate() -> None:
     assert best.expected == pytest.approx((1 - 0.8**6) / (1 - 0.8))  # Leviathan et al. 2023, eq. 1
 
 
+def test_places_chances_and_rates_by_hand() -> None:
+    #     0
+    #   1   2
+    #  3 4   5
+    parents = (-1, 0, 0, 1, 1, 2)
+    assert tree_shapes.depths(parents) == [0, 1, 1, 2, 2, 2]
+    assert tree_shapes.ranks(parents) == [0, 0, 1, 0, 1, 0]
+    expected = [1, 0.5, 0.25, 0.25, 0.125, 0.125]
+    assert tree_shapes.chances(parents, [0.5, 0.25]) == expected
+    assert tree_shapes.chances(parents, [0.5]) == [1, 0.5, 0, 0.25, 0, 0]
+    # Ten rounds: 6 took node 1 (one of them at its budget's end), 3 took node 2, 1 took neither;
+    # of the 5 at node 1 two took 3, one took 4; of the 3 at node 2 one took 5.
+    nodes = np.array([[10, 10], [6, 5], [3, 3], [2, 0], [1, 0], [1, 0]])
+    first, second = (6 + 2 + 1) / (10 + 5 + 3), (3 + 1) / (10 + 5)
+    assert tree_shapes.measured_rates(parents, nodes) == pytest.approx([first, second])
+    assert tree_shapes.measured_rates((-1, 0), np.zeros((2, 2), int)) == [0.0]
+
+
 def test_unconditional_rates() -> None:
     assert tree_shapes.unconditional([0.5, 0.5, 1.0]) == [0.5, 0.25, 0.25]
 
@@ -69,7 +88,11 @@ def test_cost_decides_how_much() -> None:
 
     def best(verify_a_node: float, draft_step: float) -> tuple[int, ...]:
         return tree_shapes.optimal_by_cost(
-            rates, range(2, 17), range(1, 6), draft_step, lambda nodes: 1 + verify_a_node * nodes
+            rates,
+            range(2, 17),
+            range(1, 6),
+            lambda nodes: draft_step,
+            lambda nodes: 1 + verify_a_node * nodes,
         ).parents
 
     assert best(10.0, 0.1) == (-1,)  # compute-bound: do not speculate
