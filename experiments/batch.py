@@ -102,8 +102,7 @@ def run() -> int:
 
 def _run(interrupts: Interrupts) -> int:
     sampling = flags.sampling_params()
-    speculation = flags.speculation(SpeculationConfig.rounds_per_chunk)
-    drafters.check_flags()
+    speculation = drafters.speculation(SpeculationConfig.rounds_per_chunk)
     size = flags.BATCH_SIZE.value
     require(size >= 1, "batch_size", size, "is below 1", "decode at least one row")
     require(

@@ -31,15 +31,11 @@ from experiments.help import ours
 from experiments.peers import PeerRun, TransformersPeer
 from experiments.status import Status
 from jspec.drafting.draft_model import DraftModelDrafter
+from jspec.drafting.draft_tree import DraftTreeDrafter
+from jspec.drafting.dynamic_tree import DynamicTreeDrafter
 from jspec.errors import InputError, require
 from jspec.requests import Completion, Request
 
-_WORKLOADS = absl_flags.DEFINE_string(
-    "workloads", None, "Prompts by category: JSON lines in Spec-Bench's format. Required."
-)
-_PER_CATEGORY = absl_flags.DEFINE_integer(
-    "per_category", 2, "Prompts of each category, from the file's start; 0 takes all."
-)
 _PEERS = absl_flags.DEFINE_boolean(
     "peers", False, "Decode the same prompts with transformers too; needs the extra `peers`."
 )
@@ -105,7 +101,7 @@ class PromptResult:
 
 
 def _run() -> int:
-    path = _WORKLOADS.value
+    path = workloads.FILE.value
     if path is None:
         raise InputError("workloads", path, "is not given", "give a JSON-lines file of prompts")
     rows, batches = _integers("rows", _ROWS.value), _integers("batches", _BATCHES.value)
@@ -118,9 +114,9 @@ def _run() -> int:
         _THROUGHPUT_REPEATS,
     ):
         require(flag.value >= 1, flag.name, flag.value, "is below 1", "give a count >= 1")
-    prompts = workloads.read(path, _PER_CATEGORY.value)
+    prompts = workloads.read(path, workloads.PER_CATEGORY.value)
     sampling = flags.sampling_params()
-    speculation = flags.speculation(rounds_per_chunk=64)
+    speculation = drafters.speculation(rounds_per_chunk=64)
     require(
         speculation.gamma > 0,
         "drafter",
@@ -128,7 +124,6 @@ def _run() -> int:
         "leaves nothing to compare plain decoding with",
         "choose a drafter and gamma >= 1",
     )
-    drafters.check_flags()
     status = Status()
     with runs.create("bench", ours(EXPERIMENT), flags.OUTPUT.value) as run:
         status.busy(f"Loading {flags.MODEL.value} ...")
@@ -153,7 +148,9 @@ def _run() -> int:
         )
         status.busy("Writing the report ...")
         peer_versions = peer.versions if peer else None
-        summary = bench_report.summarise(results, steps, by_batch, _setting(drafter), peer_versions)
+        summary = bench_report.summarise(
+            results, steps, by_batch, _setting(speculative), peer_versions
+        )
         text = bench_report.text(summary)
         run.write_text(TABLE, f"{text}\n")
         run.write_bytes("bench.png", bench_plot.sheet(summary))
@@ -164,11 +161,12 @@ def _run() -> int:
     return 0
 
 
-def _setting(drafter: jspec.BoundDrafter) -> str:
+def _setting(decoder: jspec.Decoder) -> str:
     """Return what was measured where and when, in a sentence."""
+    name = decoder.drafter.name if decoder.drafter else "none"
     return (
-        f"{flags.MODEL.value}, {flags.DTYPE.value}, drafter {drafter.name}, gamma "
-        f"{flags.GAMMA.value}, at most {flags.MAX_NEW_TOKENS.value} tokens a prompt; "
+        f"{flags.MODEL.value}, {flags.DTYPE.value}, drafter {name}, gamma "
+        f"{decoder.speculation.gamma}, at most {flags.MAX_NEW_TOKENS.value} tokens a prompt; "
         f"{environment.cores()} cores of {environment.cpu_model()}, {environment.devices()}, "
         f"jax {jax.__version__}; {datetime.date.today().isoformat()}."
     )
@@ -326,12 +324,7 @@ def decode_every_way(
     drafting = _drafting_timers(speculative, capacity, context)
     for warm in (*timers.values(), *(timer for timer, _ in drafting)):
         warm()
-    short = dataclasses.replace(
-        request, sampling=dataclasses.replace(request.sampling, max_new_tokens=2)
-    )
-    same_bucket = plain.capacity([short]) == capacity
-    for decoder in (plain, speculative):
-        decoder.generate([short if same_bucket else request])
+    timing.warm_up((plain, speculative), request)
 
     before = {nodes: timer() for nodes, timer in timers.items()}
     plain_run = plain.generate([request])[0]
@@ -357,12 +350,23 @@ def _drafting_timers(
 ) -> list[tuple[Callable[[], float], int]]:
     """Return timers of the drafter's forward passes, with how often each runs in a round."""
     drafter = decoder.drafter
-    if drafter is None or not isinstance(drafter.drafter, DraftModelDrafter):
+    if drafter is None:
+        return []
+    inner = drafter.drafter
+    gamma = decoder.speculation.gamma
+    if isinstance(inner, DraftModelDrafter):
+        params, passes = drafter.params, {2: 1, 1: gamma - 1}
+    elif isinstance(inner, DraftTreeDrafter):
+        topology = drafter.params.topology
+        params, passes = drafter.params.model, {gamma + 1: int(topology.depths.max())}
+    elif isinstance(inner, DynamicTreeDrafter):
+        params, passes = drafter.params.model, {1: 1, inner.width: inner.depth - 1}
+    else:
         return []  # a lookup costs next to nothing
-    model = jspec.Model(drafter.name, drafter.drafter.model.config, drafter.params, None, ())
+    model = jspec.Model(drafter.name, inner.model.config, params, None, ())
     return [
-        (timing.step_timer(model, 1, 2, capacity, context, _STEPS), 1),
-        (timing.step_timer(model, 1, 1, capacity, context, _STEPS), decoder.speculation.gamma - 1),
+        (timing.step_timer(model, 1, nodes, capacity, context, _STEPS), times)
+        for nodes, times in passes.items()
     ]
 
 
@@ -375,4 +379,5 @@ EXPERIMENT = Experiment(
         "batch_size": "is 1 here: prompts are decoded one by one",
         "profile": "would slow what is measured",
     },
+    flag_modules=(workloads.__name__,),
 )

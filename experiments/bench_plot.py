@@ -10,10 +10,10 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 # Okabe and Ito's palette keeps apart for all kinds of colour vision; shapes and labels repeat it.
-_PLAIN, _SPECULATIVE, _LOSS, _FAINT = "#555555", "#0072B2", "#D55E00", "0.45"
+PLAIN, SPECULATIVE, LOSS, FAINT = "#555555", "#0072B2", "#D55E00", "0.45"
 _BATCH = "batch (rows decoded together)"
-_NOTE: dict[str, Any] = {"ha": "right", "va": "bottom", "color": _FAINT, "fontsize": 11}
-_STYLE: dict[Any, Any] = {
+_NOTE: dict[str, Any] = {"ha": "right", "va": "bottom", "color": FAINT, "fontsize": 11}
+STYLE: dict[Any, Any] = {
     "font.size": 12,
     "axes.titlesize": 13,
     "axes.titleweight": "bold",
@@ -44,7 +44,7 @@ def _png(summary: dict[str, Any], panels: list[Callable[[Axes, dict[str, Any]], 
 
     columns = min(len(panels), 2)
     rows = -(-len(panels) // columns)
-    with rc_context(_STYLE):
+    with rc_context(STYLE):
         figure = Figure(figsize=(5.8 * columns, 4.2 * rows), layout="constrained")
         axes = figure.subplots(rows, columns, squeeze=False)
         for axis, draw in zip(axes.flat, panels, strict=True):
@@ -63,7 +63,7 @@ def _doubling_axis(axis: Axes, counts: list[int]) -> None:
 
 def _throughput(axis: Axes, summary: dict[str, Any]) -> None:
     found = {int(batch): values for batch, values in summary["throughput"]["batches"].items()}
-    for mode, color, marker in (("plain", _PLAIN, "o"), ("speculative", _SPECULATIVE, "s")):
+    for mode, color, marker in (("plain", PLAIN, "o"), ("speculative", SPECULATIVE, "s")):
         rates = [values[f"{mode}_tokens_per_second"] for values in found.values()]
         low, high = zip(*(values[f"{mode}_range"] for values in found.values()), strict=True)
         axis.fill_between(list(found), low, high, color=color, alpha=0.15, linewidth=0)
@@ -80,8 +80,8 @@ def _by_batch(axis: Axes, summary: dict[str, Any]) -> None:
     found = {int(batch): values for batch, values in section["batches"].items()}
     speedups = {batch: values["speedup"] for batch, values in found.items()}
     low, high = zip(*(values["speedup_range"] for values in found.values()), strict=True)
-    axis.fill_between(list(found), low, high, color=_FAINT, alpha=0.15, linewidth=0)
-    axis.plot(list(speedups), list(speedups.values()), color=_FAINT, zorder=2)
+    axis.fill_between(list(found), low, high, color=FAINT, alpha=0.15, linewidth=0)
+    axis.plot(list(speedups), list(speedups.values()), color=FAINT, zorder=2)
     for batch, speedup in speedups.items():
         gains = speedup >= 1
         axis.plot(batch, speedup, "s" if gains else "v", color=_color(speedup), markersize=8)
@@ -161,7 +161,7 @@ def _cost(axis: Axes, summary: dict[str, Any]) -> None:
         axis.plot(
             list(cost),
             list(cost.values()),
-            color=_LOSS,
+            color=LOSS,
             marker="o",
             alpha=1 if batch == 1 else 0.5,
             linestyle="-" if batch == 1 else "--",
@@ -171,7 +171,7 @@ def _cost(axis: Axes, summary: dict[str, Any]) -> None:
     axis.plot(
         range(1, len(given) + 1),
         given,
-        color=_SPECULATIVE,
+        color=SPECULATIVE,
         marker="s",
         label="gives: tokens, where drafts were found",
     )
@@ -201,7 +201,7 @@ def tokens_given(group: dict[str, Any]) -> list[float]:
 
 
 def _color(speedup: float) -> str:
-    return _SPECULATIVE if speedup >= 1 else _LOSS
+    return SPECULATIVE if speedup >= 1 else LOSS
 
 
 _PANELS: dict[str, Callable[[Axes, dict[str, Any]], None]] = {

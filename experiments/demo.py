@@ -36,9 +36,8 @@ _GREEDY = "cannot be honoured: the demo compares token for token, so it decodes 
 def run() -> int:
     """Run the experiment; returns the exit status: 1 if a request ended in an error."""
     sampling = flags.sampling_params()
-    drafters.check_flags()
     # One round a chunk shows which tokens were drafts: all but the last of each round.
-    speculation = flags.speculation(rounds_per_chunk=1)
+    speculation = drafters.speculation(rounds_per_chunk=1)
     empty = flags.DRAFTER if flags.DRAFTER.value == "none" else flags.GAMMA
     require(
         speculation.gamma > 0,

@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
+from collections.abc import Iterator
+from typing import cast
+
 import jspec
-from experiments import flags, models
+from experiments import flags, models, tree_flags
+from experiments.tree_flags import Choice
+from jspec.config import SpeculationConfig, Verification
+from jspec.drafting.draft_tree import Draws
 from jspec.errors import InputError, require
 
 # Flag -> the drafter that it belongs to.
@@ -13,10 +21,35 @@ _OWNER = {
     "ngram_max": "ngram",
     "ngram_min": "ngram",
 }
+# The library speaks of its own parameters; here they are flags.
+_FLAGS = {
+    "drafter": flags.DRAFT_MODEL.name,
+    "layers": flags.EXIT_LAYERS.name,
+    "max_n": flags.NGRAM_MAX.name,
+    "min_n": flags.NGRAM_MIN.name,
+    "parents": flags.TREE.name,
+    "nodes": flags.TREE_NODES.name,
+    "depth": flags.TREE_DEPTH.name,
+    "width": flags.TREE_WIDTH.name,
+    "matches": flags.TREE_WIDTH.name,
+}
 
 
 def check_flags() -> None:
     """Raise `InputError` where the drafting flags contradict each other; reads no model."""
+    choice = tree_flags.choice()
+    require(
+        choice is None or choice.kind != "optimal",
+        "tree",
+        flags.TREE.value,
+        "is not known before it has been measured",
+        "run --experiment=tree --tree=optimal, and give the tree that it prints",
+    )
+    check_drafter()
+
+
+def check_drafter() -> None:
+    """Raise `InputError` where the flags of what drafts contradict each other."""
     drafter = flags.DRAFTER.value
     for holder in (flags.DRAFT_MODEL, flags.EXIT_LAYERS, flags.NGRAM_MAX, flags.NGRAM_MIN):
         owner = _OWNER[holder.name]
@@ -62,22 +95,98 @@ def load(target: jspec.Model) -> jspec.BoundDrafter | None:
         InputError: the draft model cannot be loaded or does not fit, or the flags are wrong.
     """
     check_flags()
-    drafter = flags.DRAFTER.value
-    try:
-        if drafter == "ngram":
-            return jspec.ngram(flags.NGRAM_MAX.value, flags.NGRAM_MIN.value)
-        if drafter == "draft-model":
-            return jspec.draft_model(target, models.load(flags.DRAFT_MODEL))
-        if drafter == "early-exit":
-            return jspec.early_exit(target, flags.EXIT_LAYERS.value or 0)
-    except InputError as error:
-        # The library speaks of its own parameters; here they are flags.
-        named = {
-            "drafter": flags.DRAFT_MODEL.name,
-            "layers": flags.EXIT_LAYERS.name,
-            "max_n": flags.NGRAM_MAX.name,
-            "min_n": flags.NGRAM_MIN.name,
-        }
-        field = named.get(error.field, error.field)
-        raise InputError(field, error.value, error.problem, error.remedy) from error
+    if flags.DRAFTER.value == "none":
+        return None
+    return of(target, draft_model(target), tree_flags.choice())
+
+
+def draft_model(target: jspec.Model) -> jspec.Model | None:
+    """Return the model that drafts, None where drafts are looked up.
+
+    Raises:
+        InputError: it cannot be loaded, or there are too many layers before the exit.
+    """
+    if flags.DRAFTER.value == "draft-model":
+        return models.load(flags.DRAFT_MODEL)
+    if flags.DRAFTER.value == "early-exit":
+        with _named():
+            return jspec.early_exit_model(target, flags.EXIT_LAYERS.value or 0)
     return None
+
+
+def of(target: jspec.Model, model: jspec.Model | None, tree: Choice | None) -> jspec.BoundDrafter:
+    """Return what drafts a tree, or a chain where there is none.
+
+    Args:
+        target: what is drafted for.
+        model: what `draft_model` returns.
+        tree: static or dynamic.
+
+    Raises:
+        InputError: the draft model does not fit, or a size is out of range.
+    """
+    with _named():
+        if model is None:
+            if tree is None:
+                return jspec.ngram(flags.NGRAM_MAX.value, flags.NGRAM_MIN.value)
+            # Trees do best with other lengths than chains, unless told.
+            lengths = {"max_n": flags.NGRAM_MAX, "min_n": flags.NGRAM_MIN}
+            told = {name: flag.value for name, flag in lengths.items() if flag.present}
+            return jspec.ngram_tree(tree.nodes, tree.width, **told)
+        if tree is None:
+            bound = jspec.draft_model(target, model)
+        elif tree.kind == "dynamic":
+            bound = jspec.dynamic_draft_tree(
+                target, model, nodes=tree.nodes, depth=tree.depth, width=tree.width
+            )
+        else:
+            draws = cast("Draws", flags.DRAWS.value)
+            bound = jspec.draft_tree(target, model, tree.parents, draws)
+        # What drafts comes first in the name, then how many layers it has, then its tree.
+        shape = "" if tree is None else f"-{tree.kind}-tree-{tree.nodes}"
+        name = f"{flags.DRAFTER.value}-{model.config.num_layers}l{shape}"
+        return dataclasses.replace(bound, name=name)
+
+
+@contextlib.contextmanager
+def _named() -> Iterator[None]:
+    """Name the flag in errors about the parameter that it stands for."""
+    try:
+        yield
+    except InputError as error:
+        field = _FLAGS.get(error.field, error.field)
+        raise InputError(field, error.value, error.problem, error.remedy) from error
+
+
+def speculation(rounds_per_chunk: int) -> SpeculationConfig:
+    """Return what the flags say about speculation.
+
+    Args:
+        rounds_per_chunk: where the flag does not say.
+
+    Raises:
+        InputError: a flag is out of its range, or the drafting flags contradict each other.
+    """
+    check_flags()
+    return speculation_of(tree_flags.choice(), rounds_per_chunk)
+
+
+def speculation_of(tree: Choice | None, rounds_per_chunk: int) -> SpeculationConfig:
+    """Return what the flags say about speculation with this tree, or with a chain."""
+    if flags.ROUNDS_PER_CHUNK.value is not None:
+        rounds_per_chunk = flags.ROUNDS_PER_CHUNK.value
+    gamma = flags.GAMMA.value if tree is None else tree.nodes
+    if flags.DRAFTER.value == "none":
+        require(
+            not flags.GAMMA.present or gamma == 0,
+            "gamma",
+            gamma,
+            "asks for drafts but --drafter=none makes none",
+            "leave it out, or choose a drafter",
+        )
+        gamma = 0
+    return SpeculationConfig(
+        gamma=gamma,
+        verification=cast("Verification", flags.VERIFICATION.value),
+        rounds_per_chunk=rounds_per_chunk,
+    )

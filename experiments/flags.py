@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import secrets
-from typing import cast
 
 from absl import flags
 
 from jspec import hub
-from jspec.config import SpeculationConfig, Verification
-from jspec.errors import InputError, require
+from jspec.config import SpeculationConfig
+from jspec.errors import InputError
 from jspec.sampling_params import SamplingParams
 
 EXPERIMENT = flags.DEFINE_string("experiment", None, "What to run, one of the list above.")
@@ -60,7 +59,35 @@ NGRAM_MAX = flags.DEFINE_integer(
 NGRAM_MIN = flags.DEFINE_integer(
     "ngram_min", 2, "Shortest run of last tokens that counts as a match; for --drafter=ngram."
 )
-GAMMA = flags.DEFINE_integer("gamma", SpeculationConfig.gamma, "Draft tokens a round, 0 to 127.")
+GAMMA = flags.DEFINE_integer(
+    "gamma", SpeculationConfig.gamma, "Draft tokens a round, 0 to 127; a tree has its own number."
+)
+TREE = flags.DEFINE_string(
+    "tree",
+    None,
+    "Draft a tree, not a chain: children by level (3,2,1), each node's parent "
+    "(parents:-1,0,0,1,2), dynamic (grown anew in every round where the drafter is surest; of "
+    "--drafter=ngram, several continuations), or in --experiment=tree optimal.",
+)
+TREE_NODES = flags.DEFINE_integer(
+    "tree_nodes", None, "Drafts of a dynamic tree, at most those of an optimal one; else 15."
+)
+TREE_DEPTH = flags.DEFINE_integer(
+    "tree_depth", None, "Deepest level of a dynamic tree (else 5) or of an optimal one."
+)
+TREE_WIDTH = flags.DEFINE_integer(
+    "tree_width",
+    None,
+    "Nodes of a dynamic tree's level that grow on, and children of each; most children a node of "
+    "an optimal tree (else 4); of --drafter=ngram, continuations looked at (else 8).",
+)
+DRAWS = flags.DEFINE_enum(
+    "draws",
+    "without-replacement",
+    ["without-replacement", "independent", "top-k"],
+    "How a draft model chooses the children of a node of a tree: drawn from its distribution, or "
+    "its most probable tokens. Greedy decoding takes the most probable ones.",
+)
 VERIFICATION = flags.DEFINE_enum(
     "verification",
     SpeculationConfig.verification,
@@ -201,31 +228,3 @@ def _logit_bias(items: list[str]) -> list[tuple[int, float]]:
 def of_prompt(sampling: SamplingParams, index: int) -> SamplingParams:
     """Return the parameters of prompt `index`: the same, with a seed of its own."""
     return dataclasses.replace(sampling, seed=((sampling.seed or 0) + index) % 2**64)
-
-
-def speculation(rounds_per_chunk: int) -> SpeculationConfig:
-    """Return what the flags say about speculation.
-
-    Args:
-        rounds_per_chunk: where the flag does not say.
-
-    Raises:
-        InputError: a flag is out of its range.
-    """
-    if ROUNDS_PER_CHUNK.value is not None:
-        rounds_per_chunk = ROUNDS_PER_CHUNK.value
-    gamma = GAMMA.value
-    if DRAFTER.value == "none":
-        require(
-            not GAMMA.present or gamma == 0,
-            "gamma",
-            gamma,
-            "asks for drafts but --drafter=none makes none",
-            "leave it out, or choose a drafter",
-        )
-        gamma = 0
-    return SpeculationConfig(
-        gamma=gamma,
-        verification=cast("Verification", VERIFICATION.value),
-        rounds_per_chunk=rounds_per_chunk,
-    )

@@ -20,7 +20,7 @@ from jspec import metrics
 from jspec.generation import Decoder
 from jspec.requests import Delta, Request
 
-_PROMPT = absl_flags.DEFINE_multi_string("prompt", [], "A prompt; give it again for more.")
+PROMPT = absl_flags.DEFINE_multi_string("prompt", [], "A prompt; give it again for more.")
 
 COMPLETIONS = "completions.jsonl"
 TABLE = "table.txt"
@@ -29,9 +29,8 @@ TABLE = "table.txt"
 def run() -> int:
     """Run the experiment; returns the exit status: 1 if a request ended in an error."""
     sampling = flags.sampling_params()
-    sources = prompts.collect(_PROMPT.value, prompts.INPUT.value, prompts.RAW.value)
-    speculation = flags.speculation(rounds_per_chunk=2 if len(sources) == 1 else 64)
-    drafters.check_flags()
+    sources = prompts.collect(PROMPT.value, prompts.INPUT.value, prompts.RAW.value)
+    speculation = drafters.speculation(rounds_per_chunk=2 if len(sources) == 1 else 64)
     status = Status()
     started = time.perf_counter()
     with runs.create("generate", ours(EXPERIMENT), flags.OUTPUT.value, seed=sampling.seed) as run:

@@ -33,6 +33,7 @@ Examples
   jspec --experiment=generate --input=prompts.jsonl --temperature=0.8 --seed=1
   jspec --experiment=generate --prompt="Once upon a time" --raw --drafter=none
   jspec --experiment=batch --input=prompts.jsonl --output=job      (again to go on after a kill)
+  jspec --experiment=tree --tree=3,2,1                  (a token tree as text and picture)
   jspec --flagfile=run.flags        (a file with a flag a line)
 """
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -116,6 +116,16 @@ def round_timer(decoder: Decoder, request: Request, batch: int, rounds: int) -> 
         return (time.perf_counter() - start) / int(done)
 
     return measure
+
+
+def warm_up(decoders: Sequence[Decoder], request: Request) -> None:
+    """Compile and run every program that decoding the request takes, as shortly as possible."""
+    short = dataclasses.replace(
+        request, sampling=dataclasses.replace(request.sampling, max_new_tokens=2)
+    )
+    for decoder in decoders:
+        same_bucket = decoder.capacity([short]) == decoder.capacity([request])
+        decoder.generate([short if same_bucket else request])
 
 
 @jax.jit

@@ -6,7 +6,16 @@ import dataclasses
 import json
 from pathlib import Path
 
+from absl import flags as absl_flags
+
 from jspec.errors import InputError, require
+
+FILE = absl_flags.DEFINE_string(
+    "workloads", None, "Prompts by category: JSON lines in Spec-Bench's format."
+)
+PER_CATEGORY = absl_flags.DEFINE_integer(
+    "per_category", 2, "Prompts of each category, from the file's start; 0 takes all."
+)
 
 _REMEDY = "give question_id, category and turns"
 

@@ -191,7 +191,29 @@ def decode_round(
     keys = randomness.round_keys(state.seeds, state.length)
     if program.gamma == 0 or program.drafter is None:
         return _verify_and_commit(program, params, keys, state, _nothing(state))
+    proposal, state = propose(program, drafter_params, keys, state)
+    drafted = jnp.any(proposal.valid)
+    state = _run_if(
+        drafted, lambda s: _verify_and_commit(program, params, keys, s, proposal), state
+    )
+    return _run_if(
+        ~drafted, lambda s: _verify_and_commit(program, params, keys, s, _nothing(s)), state
+    )
 
+
+def propose(
+    program: Program, drafter_params: Any, keys: jax.Array, state: DecodeState
+) -> tuple[Proposal, DecodeState]:
+    """Return the round's drafts, and the state with the drafter's new one.
+
+    Args:
+        program: static; with a drafter.
+        drafter_params: the drafter's.
+        keys: [B] typed round keys.
+        state: of the rows.
+    """
+    if program.drafter is None:
+        raise ValueError("the program has no drafter")
     room = jnp.where(state.active, state.end - state.length - 1, 0)
     context = Context(
         tokens=state.tokens,
@@ -208,14 +230,7 @@ def decode_round(
     # Near the end of its budget a row has room for fewer drafts: the last token is never a draft.
     useful = proposal.topology.by_row().depths[:, 1:] <= room[:, None]
     proposal = dataclasses.replace(proposal, valid=proposal.valid & useful)
-    state = dataclasses.replace(state, drafter=inner)
-    drafted = jnp.any(proposal.valid)
-    state = _run_if(
-        drafted, lambda s: _verify_and_commit(program, params, keys, s, proposal), state
-    )
-    return _run_if(
-        ~drafted, lambda s: _verify_and_commit(program, params, keys, s, _nothing(s)), state
-    )
+    return proposal, dataclasses.replace(state, drafter=inner)
 
 
 def _run_if(

@@ -23,7 +23,7 @@ class Counts:
         emitted: tokens committed.
         discarded: tokens verified and then cut because a stop came first.
         nodes: [G + 1, 2] int64, for each node of the tree (of a static one; the root is node 0) the
-            rounds that accepted it, and those of them that then examined children of it.
+            rounds that accepted it, and those of them that proposed drafts deeper than it.
     """
 
     histogram: np.ndarray

@@ -103,6 +103,16 @@ def test_drafts_of_the_target_itself_are_all_accepted_in_some_order(draws: Draws
     assert sum(done.counts.rounds for done in found) <= 5 * -(-NEW // (depth + 1))
 
 
+@pytest.mark.parametrize("draws", ["without-replacement", "independent"])
+def test_a_tree_that_is_a_chain_is_verified_by_what_its_drafts_were_drawn_from(
+    draws: Draws,
+) -> None:
+    # q is p, so every draft is accepted, though none was certain.
+    bound = drafter(draws, (-1, 0, 1), exact=True)
+    found = Decoder(TARGET, bound).generate(requests(temperature=1.0))
+    assert sum(done.counts.rounds for done in found) <= 5 * -(-NEW // 3)
+
+
 def test_the_caches_hold_the_committed_tokens() -> None:
     check_caches(TARGET, drafter("top-k"), requests()[:4])
 
