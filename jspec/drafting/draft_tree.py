@@ -60,12 +60,10 @@ class DraftTreeDrafter(TreeCacheDrafter[DraftTreeParams]):
     """Drafts a tree from a language model with a cache of its own.
 
     Attributes:
-        children: most children that a node of the topology may have.
         draws: how children are chosen: the most probable tokens, or drawn from q without
             replacement (Gumbel top-k) or independently. Greedy rows take the most probable ones.
     """
 
-    children: int
     draws: Draws
 
     def propose(
@@ -145,7 +143,9 @@ class DraftTreeDrafter(TreeCacheDrafter[DraftTreeParams]):
 
     def _ranked(self, scores: jax.Array, params: DraftTreeParams) -> tuple[jax.Array, jax.Array]:
         """Return, for each node, the token of its rank among its parent's scores, and the score."""
-        best, ids = jax.lax.top_k(scores, self.children)
+        # As many as any tree of this size could want, so that all of them run one program.
+        most = min(params.topology.size - 1, scores.shape[-1])
+        best, ids = jax.lax.top_k(scores, most)
         parents = jnp.maximum(jnp.asarray(params.topology.parents), 0)
         return ids[:, parents, params.ranks], best[:, parents, params.ranks]
 
@@ -184,9 +184,16 @@ def draft_tree(
     # of every tree of its size.
     topology = dataclasses.replace(jax.tree.map(jnp.asarray, topology), is_chain=False)
     children = max(list(parents).count(node) for node in range(len(parents)))
+    require(
+        children <= config.vocab_size,
+        "parents",
+        tuple(parents),
+        f"has a node of {children} children, of only {config.vocab_size} tokens",
+        "give a narrower tree",
+    )
     return BoundDrafter(
         f"draft-tree-{len(parents) - 1}",
-        DraftTreeDrafter(Transformer(config, kernels), len(parents) - 1, children, draws),
+        DraftTreeDrafter(Transformer(config, kernels), len(parents) - 1, draws),
         DraftTreeParams(params, topology, jnp.asarray(np.array(ranks, np.int32))),
         drafts=len(parents) - 1,
     )

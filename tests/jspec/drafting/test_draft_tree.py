@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator
 
-import jax
 import pytest
 
 from jspec import trees
@@ -121,15 +120,20 @@ def test_another_tree_of_the_same_size_runs_the_same_program() -> None:
     first = Decoder(TARGET, drafter("top-k", TREE), batch_size=5)
     first.generate(requests())
     before = run_chunk._cache_size()  # type: ignore[attr-defined]
-    second = Decoder(TARGET, drafter("top-k", (-1, 0, 0, 1, 1, 2, 2, 3)), batch_size=5)
-    second.generate(requests())
-    assert run_chunk._cache_size() == before  # type: ignore[attr-defined]
-    assert jax.devices()
+    wide, deep = (-1, *[0] * 7), tuple(range(-1, 7))
+    for other in ((-1, 0, 0, 1, 1, 2, 2, 3), wide, deep):
+        Decoder(TARGET, drafter("top-k", other), batch_size=5).generate(requests())
+        assert run_chunk._cache_size() == before, other  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(
     ("parents", "draws", "field"),
-    [((-1,), "top-k", "parents"), ((0, 1), "top-k", "parents"), ((-1, 0), "any", "draws")],
+    [
+        ((-1,), "top-k", "parents"),
+        ((0, 1), "top-k", "parents"),
+        ((-1, *[0] * (tiny.CONFIG.vocab_size + 1)), "top-k", "parents"),
+        ((-1, 0), "any", "draws"),
+    ],
 )
 def test_what_is_no_tree_is_refused(parents: tuple[int, ...], draws: Draws, field: str) -> None:
     with pytest.raises(InputError) as caught:
