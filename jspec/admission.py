@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
@@ -15,11 +16,13 @@ from jspec import edits, logprobs, randomness, sampling, trace
 from jspec.drafting.protocol import Drafter
 from jspec.edits import RowEdits
 from jspec.errors import InputError, is_list, require, require_integer
-from jspec.model import Model
 from jspec.requests import Request
 from jspec.sampling_params import SamplingParams, require_short_word
 from jspec.state import DecodeState
-from jspec.tokenizers import Tokenizer
+
+if TYPE_CHECKING:
+    from jspec.model import Model
+    from jspec.tokenizers import Tokenizer
 
 _FILLER = Request((0,), SamplingParams(max_new_tokens=1, seed=0))
 

@@ -5,21 +5,24 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
 from jspec import cache as kv
-from jspec import checkpoints, hub
+from jspec import hub
 from jspec.config import ModelConfig
 from jspec.drafting import BoundDrafter, draft_model, draft_tree, dynamic_tree
 from jspec.errors import InputError, require
 from jspec.models.parameters import TransformerParams
 from jspec.models.transformer import Transformer
 from jspec.quantization import Weights
-from jspec.tokenizers import Tokenizer
 from pallas_kernels.dispatch import OPS, Kernels
+
+if TYPE_CHECKING:
+    from jspec.tokenizers import Tokenizer
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,6 +98,10 @@ def load(
         InputError: the model cannot be found, read or is not supported, or a kernel asked for can't
             run here.
     """
+    # Here, so that a model made otherwise asks for no reader of files.
+    from jspec import checkpoints
+    from jspec.tokenizers import Tokenizer
+
     asked = _kernels(kernels)
     path = hub.locate(name)
     checkpoint = checkpoints.load(path, dtype, weights=weights)
