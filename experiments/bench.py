@@ -26,6 +26,7 @@ from experiments import (
     timing,
     workloads,
 )
+from experiments.constant_drafter import ConstantDrafter
 from experiments.experiment import Experiment
 from experiments.help import ours
 from experiments.peers import PeerRun, TransformersPeer
@@ -217,7 +218,7 @@ def measure_steps(
         jspec.SamplingParams(max_new_tokens=_CAPACITY - _CONTEXT, ignore_eos=True),
     )
     plain = jspec.Decoder(target, None, dataclasses.replace(speculation, gamma=0))
-    constant = jspec.BoundDrafter("constant", timing.ConstantDrafter())
+    constant = jspec.BoundDrafter("constant", ConstantDrafter())
     wide = jspec.Decoder(target, constant, speculation)
     timers["round plain"] = timing.round_timer(plain, request, 1, _STEPS)
     timers["round wide"] = timing.round_timer(wide, request, 1, _STEPS)

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import jax
 from absl import flags as absl_flags
 
-from experiments import batch, bench, demo, dtypes, flags, generate, paths, tree
+from experiments import batch, bench, demo, dtypes, flags, generate, kernels, paths, tree
 from experiments import help as helping
 from experiments.experiment import Experiment
 from jspec import sampling_params
@@ -28,6 +28,7 @@ EXPERIMENTS = (
     bench.EXPERIMENT,
     dtypes.EXPERIMENT,
     tree.EXPERIMENT,
+    kernels.EXPERIMENT,
 )
 
 _ILLEGAL = re.compile(r"flag --(\w+)=(.*?): (.*)", re.DOTALL)
