@@ -1,136 +1,29 @@
-"""Compilers for chips that are not here: TPUs by libtpu, an H100 by Triton."""
+"""Compilers for chips that are not here; a test without its compiler is skipped with the reason."""
 
 from __future__ import annotations
 
-import contextlib
-import functools
-import importlib
-import importlib.util
-import os
-import re
-import subprocess
-import sys
-import warnings
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
-from unittest import mock
 
 import jax
 import pytest
 
-# Name -> topology, and how to describe one chip where a topology can be that small.
-TPUS: dict[str, tuple[str, dict[str, Any]]] = {
-    "v5e": ("v5e:1x1", {"chips_per_host_bounds": (1, 1, 1)}),
-    "v6e": ("v6e:1x1", {"chips_per_host_bounds": (1, 1, 1)}),
-    "v5p": ("v5p:2x2x1", {}),
-}
-# Bytes that one block may have on an H100.
-H100_SHARED_MEMORY = 232_448
+from experiments import compilers
+from experiments.compilers import H100_SHARED_MEMORY, TritonKernel, as_on_an_h100, triton_kernels
+
+__all__ = ["H100_SHARED_MEMORY", "as_on_an_h100", "compile_for_h100", "tpu", "triton_kernels"]
 
 
-@functools.cache
 def tpu(name: str) -> jax.Device:
-    """A described TPU chip to compile for; skips the test where libtpu is not installed."""
-    if importlib.util.find_spec("libtpu") is None:
-        pytest.skip("libtpu is not installed; in the checkout, pip install '.[compile-tpu]'")
-    from jax.experimental import topologies
-
-    topology, more = TPUS[name]
+    """A described TPU chip to compile for."""
     try:
-        return topologies.get_topology_desc(platform="tpu", topology_name=topology, **more).devices[
-            0
-        ]
-    except (RuntimeError, jax.errors.JaxRuntimeError) as error:
-        pytest.skip(f"libtpu cannot describe a {name} here: {error}")
+        return compilers.tpu(name)
+    except compilers.UnavailableError as error:
+        pytest.skip(str(error))
 
 
-def as_on_an_h100() -> contextlib.AbstractContextManager[Any]:
-    """Trace and lower as if an H100 were there, which Pallas asks for from JAX 0.11 on."""
-    device = jax.sharding.AbstractDevice(
-        device_kind="NVIDIA H100 80GB HBM3", num_cores=None, platform="gpu"
-    )
-    mesh = jax.sharding.AbstractMesh(
-        (1,), ("chip",), axis_types=(jax.sharding.AxisType.Auto,), abstract_device=device
-    )
-    return jax.sharding.use_abstract_mesh(mesh)
-
-
-class TritonKernel(NamedTuple):
-    """A Pallas kernel lowered to Triton, as it lies in a lowered program."""
-
-    name: str
-    ir: str
-    warps: int
-    stages: int
-
-
-class Resources(NamedTuple):
-    """What ptxas says that a kernel takes."""
-
-    registers: int
-    spilled: int
-    shared_memory: int
-
-
-def triton_kernels(lowered: Any) -> Iterator[TritonKernel]:
-    """Yield the Triton kernels of a program lowered for cuda."""
-    from jaxlib.mlir import ir
-    from jaxlib.triton import dialect
-
-    found: list[Any] = []
-
-    def visit(operation: Any) -> Any:
-        if operation.name == "stablehlo.custom_call":
-            attributes = operation.attributes
-            if "triton" in attributes["call_target_name"].value:
-                found.append(attributes["mhlo.backend_config"])
-        return ir.WalkResult.ADVANCE
-
-    lowered.compiler_ir("stablehlo").operation.walk(visit)
-    for config in found:
-        with ir.Context() as context:
-            dialect.register_dialect(context)
-            context.load_all_available_dialects()
-            text = str(ir.Module.parse(config["ir"].value_bytes).operation.get_asm())
-        yield TritonKernel(
-            config["name"].value, text, config["num_warps"].value, config["num_stages"].value
-        )
-
-
-def compile_for_h100(kernel: TritonKernel, folder: Path) -> Resources:
-    """Compile a kernel to machine code; skips the test where Triton is not installed."""
-    if importlib.util.find_spec("triton") is None or sys.platform != "linux":
-        pytest.skip("triton is not installed; pip install triton")
-    # jax-triton, once imported, leaves Triton without a folder for its cache.
-    cache = mock.patch.dict(os.environ, TRITON_CACHE_DIR=str(folder))
-    with cache, warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        triton: Any = importlib.import_module("triton")
-        gpu_target: Any = importlib.import_module("triton.backends.compiler").GPUTarget
-
-        source = folder / f"{kernel.name}.ttir"
-        source.write_text(kernel.ir, encoding="utf-8")
-        compiled = triton.compile(
-            str(source),
-            target=gpu_target("cuda", 90, 32),
-            options={"num_warps": kernel.warps, "num_stages": kernel.stages},
-        )
-    assembly = folder / f"{kernel.name}.ptx"
-    assembly.write_text(compiled.asm["ptx"], encoding="utf-8")
-    target = re.search(r"^\.target (\w+)", compiled.asm["ptx"], re.MULTILINE)
-    assert target is not None
-    programs = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
-    # The newest of those bundled knows every version of the assembly that Triton writes.
-    ptxas = sorted(programs.glob("ptxas*"))[-1]
-    said = subprocess.run(
-        [ptxas, "-v", f"--gpu-name={target[1]}", assembly, "-o", folder / "kernel.cubin"],
-        check=True,
-        capture_output=True,
-        text=True,
-    )
-    registers = re.search(r"Used (\d+) registers", said.stderr)
-    spilled = re.findall(r"(\d+) bytes spill", said.stderr)
-    assert registers is not None, said.stderr
-    assert spilled, said.stderr
-    return Resources(int(registers[1]), sum(map(int, spilled)), int(compiled.metadata.shared))
+def compile_for_h100(kernel: TritonKernel, folder: Path) -> compilers.Resources:
+    """What a kernel takes, compiled to machine code."""
+    try:
+        return compilers.compile_for_h100(kernel, folder)
+    except compilers.UnavailableError as error:
+        pytest.skip(str(error))
