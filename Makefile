@@ -9,9 +9,13 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 # What only tests need, since the demo should not wait for it.
 TESTABLE := $(VENV)/.testable
+# Compilers for TPUs and GPUs that are not here (what the extras compile-tpu and compile-gpu bring),
+# in a folder that tests alone see: JAX starts whatever backend it finds, and libtpu complains.
+COMPILERS := $(VENV)/compilers
+COMPILER_PACKAGES := libtpu triton jax-triton jax-cuda13-plugin jax-cuda13-pjrt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help demo test lint model clean
+.PHONY: help demo test lint model compilers clean
 
 help:
 	@echo 'make demo    decode a few prompts, plain and with speculation, and compare'
@@ -23,8 +27,8 @@ help:
 demo: model
 	$(BIN)/python -m experiments.launch --experiment=demo $(DEMO_ARGS)
 
-test: lint model $(TESTABLE)
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(PYTEST_ARGS)
+test: lint model compilers $(TESTABLE)
+	PYTHONPATH="$(abspath $(COMPILERS))$${PYTHONPATH:+:$$PYTHONPATH}" $(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(PYTEST_ARGS)
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .
@@ -34,6 +38,13 @@ lint: $(INSTALLED)
 # No stamp: the model lies outside the checkout, so only the command knows whether it is there.
 model: $(INSTALLED)
 	$(BIN)/python -m jspec.hub fetch
+
+# Not everywhere: without them the tests that want one are skipped, and say so.
+compilers: $(INSTALLED)
+	@test $(COMPILERS)/.installed -nt constraints.txt || { \
+	  $(BIN)/python -m pip install --quiet --retries 1 --no-deps --upgrade --target $(COMPILERS) \
+	    -c constraints.txt $(COMPILER_PACKAGES) && touch $(COMPILERS)/.installed; } || \
+	  echo "No compilers for TPU and GPU here (see above): tests that compile for them are skipped." >&2
 
 $(INSTALLED): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \

@@ -24,10 +24,14 @@ from pallas_kernels.rejection_sampling import (
 from tests import compilers
 
 EXPLICIT = jax.sharding.AxisType.Explicit
+# V, T, B. `experiments.compile_facts` compiles for more.
 SIZES = [
-    (vocab, nodes, batch)
-    for vocab in (49152, 128256, 151936)
-    for nodes, batch in ((1, 1), (1, 32), (5, 8), (16, 1), (16, 32))
+    (49152, 1, 32),
+    (128256, 1, 1),
+    (128256, 5, 8),
+    (128256, 16, 32),
+    (151936, 16, 1),
+    (151936, 5, 32),
 ]
 
 
@@ -126,7 +130,7 @@ def test_a_walk_writes_rows_alone() -> None:
 
 
 @pytest.mark.parametrize("full", [False, True])
-@pytest.mark.parametrize(("vocab", "nodes", "batch"), SIZES[5:10])
+@pytest.mark.parametrize(("vocab", "nodes", "batch"), SIZES[1:5])
 def test_h100(vocab: int, nodes: int, batch: int, full: bool, tmp_path: Path) -> None:
     arguments = abstract(batch, nodes, vocab, full)
     assert gpu.supports(*arguments) is None
