@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import jax
@@ -19,6 +20,8 @@ def supports(cache: jax.Array, path: jax.Array, nodes: int) -> str | None:
     return None
 
 
+# Jitted, so that a program lowers it once for all of its layers.
+@functools.partial(jax.jit, static_argnames=("nodes", "interpret"))
 def cache_commit(
     cache: jax.Array, start: jax.Array, path: jax.Array, nodes: int, *, interpret: bool = False
 ) -> jax.Array:

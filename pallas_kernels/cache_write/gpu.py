@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import jax
@@ -19,6 +20,8 @@ def supports(cache: jax.Array, entries: jax.Array) -> str | None:
     return None
 
 
+# Jitted, so that a program lowers it once for all of its layers.
+@functools.partial(jax.jit, static_argnames="interpret")
 def cache_write(
     cache: jax.Array, entries: jax.Array, start: jax.Array, *, interpret: bool = False
 ) -> jax.Array:

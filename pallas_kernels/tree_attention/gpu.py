@@ -215,6 +215,8 @@ def _merge(
         out_ref[pl.ds(start, size)] = (mixed / total).astype(out_ref.dtype)
 
 
+# Jitted, so that a program lowers it once for all of its layers.
+@functools.partial(jax.jit, static_argnames=("problem", "scale", "interpret"))
 def tree_attention(
     query: jax.Array,
     keys: jax.Array,
