@@ -23,33 +23,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from experiments import compilers, kernel_cases, kernel_ops
+from experiments import compiled_loop, compilers, kernel_cases, kernel_ops
+from experiments.compiled_loop import WHOLE, Whole
 from experiments.kernel_cases import Attention, Cache, Rejection, case
 from pallas_kernels import shapes, tree_attention
 
 BEGIN, END = "<!-- compile facts: begin -->", "<!-- compile facts: end -->"
 TPUS = ("v5e", "v6e", "v5p")
 Case = Attention | Rejection | Cache
-
-
-@dataclasses.dataclass(frozen=True)
-class Whole:
-    """A whole program of the loop.
-
-    Attributes:
-        name: of model and shape.
-        chip: one of `compilers.TPUS`, or "h100".
-        build: returns what is compiled for the chip: a function, its abstract arguments, and the
-            options of `jax.jit`.
-    """
-
-    name: str
-    chip: str
-    build: Callable[[], tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]]
-
-
-# The whole loop's programs, whose facts make a table of their own.
-WHOLE: tuple[Whole, ...] = ()
 
 
 def cases() -> tuple[Case, ...]:
@@ -207,20 +188,14 @@ def _mib(size: int) -> str:
 
 
 def whole_row(whole: Whole) -> list[str]:
-    """Compile a whole program and return its row."""
-    run, arguments, options = whole.build()
-    gpu = whole.chip == "h100"
-    device = compilers.h100() if gpu else compilers.tpu(whole.chip)
-    where = compilers.as_on_an_h100() if gpu else compilers.as_on(device)
-    with jax.default_matmul_precision("default"), where:
-        traced = jax.jit(run, **options).trace(*_placed(arguments, device))
-        lowered = traced.lower(lowering_platforms=("cuda" if gpu else "tpu",))
-    memory = lowered.compile().memory_analysis()
-    return [
-        _mib(memory.argument_size_in_bytes),
-        _mib(memory.alias_size_in_bytes),
-        _mib(memory.temp_size_in_bytes),
-    ]
+    """Compile a whole chunk of rounds and return its row.
+
+    Raises:
+        compilers.UnavailableError: the chip's compiler is not here.
+    """
+    found = compiled_loop.compile_chunk(whole)
+    sizes = (found.arguments, found.caches, found.aliased, whole.logits_bytes, found.scratch)
+    return [_mib(size) for size in sizes]
 
 
 def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -261,7 +236,7 @@ def facts(wanted: Sequence[Case], chips: Sequence[str], say: Callable[[str], Non
             try:
                 rows.append([whole.name, whole.chip, *whole_row(whole)])
             except compilers.UnavailableError as error:
-                rows.append([whole.name, whole.chip, f"not compiled: {error}", "", ""])
+                rows.append([whole.name, whole.chip, f"not compiled: {error}", "", "", "", ""])
         parts.append(f"### The whole loop\n\n{markdown(_WHOLE_HEADER, rows)}")
     return "\n\n".join(parts)
 
@@ -291,7 +266,15 @@ _HEADERS = {
     False: ("op", "case", "VMEM planned, MiB", "HBM scratch, MiB", "aliased, MiB"),
     True: ("op", "case", "kernel", "warps", "registers", "spilled bytes", "shared memory, bytes"),
 }
-_WHOLE_HEADER = ("program", "chip", "arguments, MiB", "aliased, MiB", "scratch, MiB")
+_WHOLE_HEADER = (
+    "program",
+    "chip",
+    "arguments, MiB",
+    "caches, MiB",
+    "aliased, MiB",
+    "logits, MiB",
+    "scratch with logits, MiB",
+)
 
 
 def _version(package: str) -> str | None:

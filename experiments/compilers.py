@@ -10,6 +10,7 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -67,23 +68,19 @@ def as_on(chip: jax.Device) -> contextlib.AbstractContextManager[Any]:
 
 @functools.cache
 def h100() -> jax.Device:
-    """Return a described H100 to compile whole programs for.
+    """Return a described H100 to compile whole programs for, with `h100_options`.
 
-    XLA wants libdevice and ptxas: in a CUDA toolkit, or in a folder that XLA_FLAGS names by
-    --xla_gpu_cuda_data_dir (`nvvm/libdevice/libdevice.10.bc` and `bin/ptxas`). The description of
-    the chip is the file that JSPEC_H100 names.
+    What XLA is told of the chip is from its data sheet (`h100_sxm.txtpb`): a target to compile for,
+    and nothing to predict a speed from.
 
     Raises:
-        UnavailableError: the CUDA plugin or the description is missing.
+        UnavailableError: the CUDA plugin is missing.
     """
     if importlib.util.find_spec("jax_plugins.xla_cuda13") is None:
         raise UnavailableError(
             "JAX's CUDA plugin is not installed; pip install --no-deps jax-cuda13-plugin "
             "jax-cuda13-pjrt of JAX's own version"
         )
-    description = os.environ.get("JSPEC_H100")
-    if description is None:
-        raise UnavailableError("JSPEC_H100 names no file that describes an H100 to XLA")
     os.environ.setdefault("JAX_SKIP_CUDA_CONSTRAINTS_CHECK", "1")
     from jax.experimental import topologies
 
@@ -92,10 +89,32 @@ def h100() -> jax.Device:
             platform="cuda",
             topology_name="",
             topology="1x1x1",
-            target_config=Path(description).read_text(encoding="utf-8"),
+            target_config=Path(__file__).with_name("h100_sxm.txtpb").read_text(encoding="utf-8"),
         ).devices[0]
     except (OSError, RuntimeError, jax.errors.JaxRuntimeError) as error:
         raise UnavailableError(f"XLA cannot describe an H100 here: {error}") from error
+
+
+@contextlib.contextmanager
+def h100_options() -> Iterator[dict[str, str]]:
+    """Give what a program compiled for `h100` is compiled with: where libdevice and ptxas are.
+
+    Raises:
+        UnavailableError: Triton, whose wheel brings both, is not installed.
+    """
+    found = importlib.util.find_spec("triton")
+    if found is None or found.origin is None:
+        raise UnavailableError("triton is not installed; pip install triton")
+    nvidia = Path(found.origin).parent / "backends" / "nvidia"
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder)
+        (root / "bin").mkdir()
+        (root / "nvvm" / "libdevice").mkdir(parents=True)
+        # The newest of those bundled knows every version of the assembly.
+        (root / "bin" / "ptxas").symlink_to(sorted((nvidia / "bin").glob("ptxas*"))[-1])
+        library = "libdevice.10.bc"
+        (root / "nvvm" / "libdevice" / library).symlink_to(nvidia / "lib" / library)
+        yield {"xla_gpu_cuda_data_dir": folder}
 
 
 def as_on_an_h100() -> contextlib.AbstractContextManager[Any]:
