@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import jax
@@ -18,6 +19,8 @@ def supports(cache: jax.Array, path: jax.Array, nodes: int) -> str | None:
     return windows.fault(cache, nodes)
 
 
+# Jitted, so that a program lowers it once for all of its layers.
+@functools.partial(jax.jit, static_argnames=("nodes", "interpret"))
 def cache_commit(
     cache: jax.Array,
     start: jax.Array,
@@ -43,6 +46,7 @@ def cache_commit(
         raise ValueError(f"cache_commit on TPU: {reason}")
     batch, length = path.shape
     slots = cache.shape[2]
+    cache = windows.kept_in_hbm(cache, interpret)
     rows = windows.rows_at_once(cache, nodes)
 
     def kernel(starts: Any, paths: Any, _: Any, out: Any, *buffers: Any) -> None:
@@ -68,8 +72,8 @@ def cache_commit(
         grid_spec=pltpu.PrefetchScalarGridSpec(
             num_scalar_prefetch=2,
             grid=(batch // rows,),
-            in_specs=[pl.BlockSpec(memory_space=pl.ANY)],
-            out_specs=pl.BlockSpec(memory_space=pl.ANY),
+            in_specs=[pl.BlockSpec(memory_space=pltpu.HBM)],
+            out_specs=pl.BlockSpec(memory_space=pltpu.HBM),
             scratch_shapes=windows.scratch(cache, nodes),
         ),
         out_shape=jax.ShapeDtypeStruct(cache.shape, cache.dtype),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import jax
@@ -19,6 +20,8 @@ def supports(cache: jax.Array, entries: jax.Array) -> str | None:
     return windows.fault(cache, entries.shape[1])
 
 
+# Jitted, so that a program lowers it once for all of its layers.
+@functools.partial(jax.jit, static_argnames="interpret")
 def cache_write(
     cache: jax.Array,
     entries: jax.Array,
@@ -42,6 +45,7 @@ def cache_write(
         raise ValueError(f"cache_write on TPU: {reason}")
     batch, count, heads, head_dim = entries.shape
     slots = cache.shape[2]
+    cache = windows.kept_in_hbm(cache, interpret)
     rows = windows.rows_at_once(cache, count)
     # A slot's heads lie in different tiles of the cache, so entries come a head at a time.
     by_head = jnp.swapaxes(entries, 1, 2).astype(jnp.float32)
@@ -67,9 +71,9 @@ def cache_write(
             grid=(batch // rows,),
             in_specs=[
                 pl.BlockSpec((rows, heads, count, head_dim), lambda b, _: (b, 0, 0, 0)),
-                pl.BlockSpec(memory_space=pl.ANY),
+                pl.BlockSpec(memory_space=pltpu.HBM),
             ],
-            out_specs=pl.BlockSpec(memory_space=pl.ANY),
+            out_specs=pl.BlockSpec(memory_space=pltpu.HBM),
             scratch_shapes=windows.scratch(cache, count),
         ),
         out_shape=jax.ShapeDtypeStruct(cache.shape, cache.dtype),

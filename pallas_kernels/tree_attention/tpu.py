@@ -296,6 +296,8 @@ def _kernel(*refs: Any, problem: Problem, cut: Tiling) -> None:
         out_ref[0, group] = mixed.astype(out_ref.dtype)
 
 
+# Jitted, so that a program lowers it once for all of its layers.
+@functools.partial(jax.jit, static_argnames=("problem", "scale", "interpret"))
 def tree_attention(
     query: jax.Array,
     keys: jax.Array,

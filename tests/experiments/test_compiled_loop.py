@@ -62,14 +62,13 @@ def test_the_loop_compiles_in_place(whole: Whole) -> None:
     leaves = jax.tree.leaves(found.state)
     rest = sum(leaf.size * leaf.dtype.itemsize for leaf in leaves) - found.caches
     assert found.caches <= found.aliased <= found.caches + rest + 64 * 4096
-    assert found.scratch - whole.logits_bytes < 0.05 * found.caches + 2**24
-    if whole in WHOLE:
-        assert found.scratch - whole.logits_bytes < 0.05 * found.caches
+    # A small model's weights on their way through VMEM are the rest.
+    few = 0.05 * found.caches if whole in WHOLE else whole.logits_bytes + 2**24
+    assert found.scratch - whole.logits_bytes < few
 
     writes = list(hlo.loop_writes(found.text))
-    assert [
-        w for w in writes if w.op in ("copy", "transpose") and w.size in found.cache_sizes
-    ] == []
+    copied = ("copy", "copy-done", "transpose")
+    assert [w for w in writes if w.op in copied and w.size in found.cache_sizes] == []
     weights = jax.tree.leaves(parameters.abstract(whole.config, jnp.bfloat16))
     sizes = {leaf.size for leaf in weights if leaf.ndim > 1}
     laid_out_anew = ("copy", "transpose", "convert")

@@ -89,7 +89,7 @@ def test_tpu_writes_in_place(op: str, dtype: Any, chip: str, case: Case) -> None
     else:
         # XLA keeps a program's arguments without the padding to 128 lanes that Mosaic wants, so
         # the cache changes its layout at the program's start and end; not in its loop.
-        assert memory.temp_size_in_bytes < 2.1 * size
+        assert memory.temp_size_in_bytes < 2.2 * size
 
 
 @pytest.mark.parametrize("op", ["write", "commit"])
