@@ -17,6 +17,7 @@ from experiments import (
     bench_page,
     bench_plot,
     bench_report,
+    differences,
     drafters,
     environment,
     flags,
@@ -27,6 +28,7 @@ from experiments import (
     workloads,
 )
 from experiments.constant_drafter import ConstantDrafter
+from experiments.differences import Difference
 from experiments.experiment import Experiment
 from experiments.help import ours
 from experiments.peers import PeerRun, TransformersPeer
@@ -85,6 +87,7 @@ class PromptResult:
         plain_step: seconds of a one-token forward pass, measured around the runs.
         peer_plain: transformers' greedy run, if asked for.
         peer_lookup: transformers' prompt lookup, if asked for.
+        difference: where plain and speculative output part, None if they are identical.
     """
 
     workload: workloads.Workload
@@ -94,11 +97,12 @@ class PromptResult:
     plain_step: float
     peer_plain: PeerRun | None
     peer_lookup: PeerRun | None
+    difference: Difference | None
 
     @property
     def identical(self) -> bool:
         """Plain and speculative tokens are the same."""
-        return self.plain.token_ids == self.speculative.token_ids
+        return self.difference is None
 
 
 def _run() -> int:
@@ -341,8 +345,9 @@ def decode_every_way(
     drafted = counts.rounds - counts.rounds_without_draft
     predicted = counts.rounds_without_draft * step[1] + drafted * step[gamma + 1]
     predicted += counts.rounds * draft
+    parting = differences.between(plain, request, speculative_run.token_ids, plain_run.token_ids)
     return PromptResult(
-        workload, plain_run, speculative_run, predicted, step[1], peer_plain, peer_lookup
+        workload, plain_run, speculative_run, predicted, step[1], peer_plain, peer_lookup, parting
     )
 
 

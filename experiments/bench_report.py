@@ -30,6 +30,7 @@ def line(result: PromptResult) -> dict[str, Any]:
         "category": result.workload.category,
         "tokens": len(result.speculative.token_ids),
         "identical": result.identical,
+        "difference": result.difference and dataclasses.asdict(result.difference),
         "plain_decode": _decode_seconds(result, plain=True),
         "plain_total": result.plain.timing.end,
         "plain_ttft": result.plain.timing.first,
@@ -68,6 +69,7 @@ def _group(results: Sequence[PromptResult]) -> dict[str, Any]:
         "prompts": len(results),
         "tokens": tokens,
         "identical": sum(r.identical for r in results),
+        "widest_gap": max((r.difference.gap for r in results if r.difference), default=None),
         "plain_tokens_per_second": sum(len(r.plain.token_ids) for r in results) / plain,
         "speculative_tokens_per_second": tokens / speculative,
         "speedup": plain / speculative,
@@ -185,9 +187,15 @@ def headline(summary: dict[str, Any]) -> list[str]:
     return [
         f"One prompt at a time, speculation decodes {tables.ratio(total['speedup'])} as fast as "
         f"plain decoding over all {total['prompts']} prompts; {total['identical']} of "
-        f"{total['prompts']} outputs are identical.",
+        f"{total['prompts']} outputs are identical{_parting(total['widest_gap'])}.",
         throughput.verdict(summary["throughput"]),
     ]
+
+
+def _parting(gap: float | None) -> str:
+    if gap is None:
+        return ""
+    return f"; the others part where the target's two best logits are at most {gap:.2g} apart"
 
 
 def sections(summary: dict[str, Any]) -> list[Section]:

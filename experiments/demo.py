@@ -10,7 +10,16 @@ import time
 from collections.abc import Iterator, Sequence
 
 import jspec
-from experiments import demo_report, drafters, environment, flags, models, runs, tables
+from experiments import (
+    demo_report,
+    differences,
+    drafters,
+    environment,
+    flags,
+    models,
+    runs,
+    tables,
+)
 from experiments.demo_prompts import PROMPTS
 from experiments.demo_report import Pair
 from experiments.experiment import Experiment
@@ -131,7 +140,9 @@ def _compare(
                 measured[mode] = _measure(index, request, deltas)
                 print("\n")
             run.append(runs.METRICS, measured[mode].line(prompt=name, mode=mode))
-        pairs.append(Pair(name, measured["plain"], measured["speculative"]))
+        outputs = [measured[mode].completion.token_ids for mode in ("speculative", "plain")]
+        parting = differences.between(plain, request, *outputs)
+        pairs.append(Pair(name, measured["plain"], measured["speculative"], parting))
         print(demo_report.line(pairs[-1]), flush=True)
     return pairs
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from experiments import low_acceptance, results, tables
+from experiments.differences import Difference
 from experiments.results import Measured
 from jspec import metrics
 from jspec.generation import Decoder
@@ -23,11 +24,13 @@ class Pair:
         name: of the prompt.
         plain: without speculation.
         speculative: with it.
+        difference: where the outputs part, None if they are identical.
     """
 
     name: str
     plain: Measured
     speculative: Measured
+    difference: Difference | None = None
 
     @property
     def both(self) -> tuple[Measured, Measured]:
@@ -35,20 +38,9 @@ class Pair:
         return self.plain, self.speculative
 
     @property
-    def first_difference(self) -> int | None:
-        """Index of the first generated token that differs, None if the outputs are identical."""
-        ours = self.speculative.completion.token_ids
-        theirs = self.plain.completion.token_ids
-        if ours == theirs:
-            return None
-        pairs = zip(ours, theirs, strict=False)
-        return next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(ours), len(theirs)))
-
-    @property
     def identical(self) -> str:
         """Yes, or where the outputs part."""
-        index = self.first_difference
-        return "yes" if index is None else f"no (first differs at token {index})"
+        return "yes" if self.difference is None else f"no ({self.difference})"
 
     @property
     def speedup(self) -> float | None:
@@ -76,7 +68,7 @@ def make(pairs: Sequence[Pair], decoder: Decoder) -> tuple[str, dict[str, Any]]:
     counts = metrics.total([m.completion.counts for m in speculative])
     drafter = decoder.drafter.name if decoder.drafter else None
     warning = low_acceptance.warning(counts, drafter)
-    same = sum(pair.first_difference is None for pair in pairs)
+    same = sum(pair.difference is None for pair in pairs)
     lost = [pair for pair in pairs if pair.speedup is not None and pair.speedup < 1 - NOISE]
     speedup = _speedup(pairs)
     parts = [
@@ -108,7 +100,10 @@ def make(pairs: Sequence[Pair], decoder: Decoder) -> tuple[str, dict[str, Any]]:
         "speedup": speedup,
         "identical": same,
         "prompts": {
-            pair.name: {"speedup": pair.speedup, "first_difference": pair.first_difference}
+            pair.name: {
+                "speedup": pair.speedup,
+                "difference": pair.difference and dataclasses.asdict(pair.difference),
+            }
             for pair in pairs
         },
         "lost": [pair.name for pair in lost],
@@ -134,7 +129,7 @@ def _table(pairs: Sequence[Pair]) -> str:
         "acceptance",
         "identical\noutput",
     ]
-    same = sum(pair.first_difference is None for pair in pairs)
+    same = sum(pair.difference is None for pair in pairs)
     rows = [_row(pair.name, [pair], pair.identical) for pair in pairs]
     return tables.render(header, [*rows, _row("all", pairs, f"{same} of {len(pairs)}")], total=True)
 

@@ -109,13 +109,6 @@ def test_an_answer_that_the_budget_cut_says_so(
     assert capsys.readouterr().out == shown
 
 
-def test_a_difference_is_located() -> None:
-    assert pair("a", (1, 2, 3), (1, 2, 3), (1, 1)).identical == "yes"
-    assert pair("a", (1, 2, 3), (1, 9, 3), (1, 1)).identical == "no (first differs at token 1)"
-    # One that is a prefix of the other differs where it ends.
-    assert pair("a", (1, 2), (1, 2, 3), (1, 1)).first_difference == 2
-
-
 def test_a_loss_is_owned_up_to() -> None:
     tokens = (1, 2, 3, 4)
     won = pair("won", tokens, tokens, (4.0, 1.0))
