@@ -204,11 +204,17 @@ def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join(f"| {' | '.join(cells)} |" for cells in (header, rule, *rows))
 
 
-def facts(wanted: Sequence[Case], chips: Sequence[str], say: Callable[[str], None]) -> str:
+def facts(
+    wanted: Sequence[Case],
+    wholes: Sequence[Whole],
+    chips: Sequence[str],
+    say: Callable[[str], None],
+) -> str:
     """Return the generated part of the page.
 
     Args:
         wanted: calls of ops.
+        wholes: chunks of whole models, of whatever chip.
         chips: TPUs, and "h100".
         say: told what is going on.
     """
@@ -229,9 +235,9 @@ def facts(wanted: Sequence[Case], chips: Sequence[str], say: Callable[[str], Non
             parts.append(f"### {_TITLES[chip]}\n\nNot compiled: {error}.")
             continue
         parts.append(f"### {_TITLES[chip]}\n\n{markdown(_HEADERS[chip == 'h100'], rows)}")
-    if WHOLE:
+    if wholes:
         rows = []
-        for whole in WHOLE:
+        for whole in wholes:
             say(f"{whole.chip}: {whole.name}")
             try:
                 rows.append([whole.name, whole.chip, *whole_row(whole)])
@@ -313,7 +319,7 @@ def main(argv: Sequence[str]) -> int:
     say = functools.partial(print, file=sys.stderr, flush=True)
     # Deprecated from JAX 0.11 on, and said of every kernel.
     warnings.filterwarnings("ignore", "The Pallas Triton backend", DeprecationWarning)
-    generated = facts(cases(), arguments.chips.split(","), say)
+    generated = facts(cases(), WHOLE, arguments.chips.split(","), say)
     if page is None:
         print(generated)
     else:

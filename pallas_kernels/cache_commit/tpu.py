@@ -46,7 +46,9 @@ def cache_commit(
         raise ValueError(f"cache_commit on TPU: {reason}")
     batch, length = path.shape
     slots = cache.shape[2]
-    cache = windows.kept_in_hbm(cache, interpret)
+    if not interpret:
+        # XLA would bring a small cache to VMEM whole, and back again.
+        cache = pltpu.with_memory_space_constraint(cache, pltpu.HBM)
     rows = windows.rows_at_once(cache, nodes)
 
     def kernel(starts: Any, paths: Any, _: Any, out: Any, *buffers: Any) -> None:
@@ -67,13 +69,13 @@ def cache_commit(
 
         windows.update(starts, out, buffers, change)
 
-    return pl.pallas_call(
+    written = pl.pallas_call(
         kernel,
         grid_spec=pltpu.PrefetchScalarGridSpec(
             num_scalar_prefetch=2,
             grid=(batch // rows,),
-            in_specs=[pl.BlockSpec(memory_space=pltpu.HBM)],
-            out_specs=pl.BlockSpec(memory_space=pltpu.HBM),
+            in_specs=[pl.BlockSpec(memory_space=pl.ANY)],
+            out_specs=pl.BlockSpec(memory_space=pl.ANY),
             scratch_shapes=windows.scratch(cache, nodes),
         ),
         out_shape=jax.ShapeDtypeStruct(cache.shape, cache.dtype),
@@ -84,3 +86,5 @@ def cache_commit(
         interpret=interpret,
         name="cache_commit",
     )(start, path.reshape(-1), cache)
+    # XLA takes no result for the program's own while it is pinned to HBM.
+    return jax.lax.optimization_barrier(written)

@@ -56,11 +56,6 @@ def rows_at_once(cache: jax.Array, span: int) -> int:
     return max(rows for rows in range(1, batch + 1) if batch % rows == 0 and rows <= max(most, 1))
 
 
-def kept_in_hbm(cache: jax.Array, interpret: object) -> jax.Array:
-    """Return the cache pinned to HBM: XLA would bring a small one to VMEM whole, and back again."""
-    return cache if interpret else pltpu.with_memory_space_constraint(cache, pltpu.HBM)
-
-
 # The row of the block, the window as it was [G, W, H], the window to be, and its first slot.
 Change = Callable[[jax.Array, Any, Any, jax.Array], None]
 

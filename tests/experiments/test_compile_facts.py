@@ -13,7 +13,7 @@ SMALL = case("llama-3.1-8b", 2, 5, 2048)
 
 
 def facts(chip: str, *wanted: compile_facts.Case) -> str:
-    return compile_facts.facts(wanted, [chip], lambda text: None)
+    return compile_facts.facts(wanted, (), [chip], lambda text: None)
 
 
 def test_a_tpu_s_facts() -> None:
