@@ -107,24 +107,27 @@ def test_log_likelihoods_are_the_models(tiny_model: Path) -> None:
     lm = model(tiny_model)
     context, continuation = lm.tok_encode("one two"), lm.tok_encode(" three four")
     ((value, greedy),) = lm._loglikelihood_tokens([(("", ""), context, continuation)], True)
-    # Outside the code under test: sums over single steps of the forward pass.
+    # Outside the code under test: the logits of one forward pass, summed in float64.
+    import jax
     import jax.numpy as jnp
 
     from jspec import trees
 
     target = lm.decoder.target
-    total, best = 0.0, True
-    for count in range(len(continuation)):
-        ids = [*context, *continuation[:count]]
+    ids = [*context, *continuation[:-1]]
+
+    @jax.jit
+    def run(params: Any, tokens: jax.Array) -> jax.Array:
         cache = target.functions.init_cache(1, 128, jnp.float32)
-        tokens = jnp.asarray([ids], jnp.int32)
-        hidden, _, _ = target.functions.forward(
-            target.params, tokens, cache, trees.chain(len(ids) - 1)
-        )
-        logits = np.asarray(target.functions.logits(target.params, hidden), np.float64)[-1]
-        total += logits[continuation[count]] - np.log(np.exp(logits - logits.max()).sum())
-        total -= logits.max()
-        best &= int(logits.argmax()) == continuation[count]
+        chain = trees.chain(len(ids) - 1)
+        hidden, _, _ = target.functions.forward(params, tokens, cache, chain)
+        return target.functions.logits(params, hidden)
+
+    rows = np.asarray(run(target.params, jnp.asarray([ids], jnp.int32)), np.float64)
+    total, best = 0.0, True
+    for logits, token in zip(rows[len(context) - 1 :], continuation, strict=True):
+        total += logits[token] - logits.max() - np.log(np.exp(logits - logits.max()).sum())
+        best &= int(logits.argmax()) == token
     assert value == pytest.approx(total, abs=1e-3)
     assert greedy == best
 

@@ -26,16 +26,15 @@ CONFIG = dataclasses.replace(
 )
 PARAMS = tiny.params(CONFIG)
 TREE = (-1, 0, 0, 1, 2)
-DRAFTERS: dict[str, BoundDrafter | None] = {
-    "plain": None,
+DRAFTERS: dict[str, BoundDrafter] = {
     "chain": ngram(),
     "tree": draft_tree(CONFIG, tiny.nearby(PARAMS, 0.3), TREE),
 }
 
 
-def decode(drafter: BoundDrafter | None, implementation: Implementation) -> list[tuple[int, ...]]:
+def decode(drafter: BoundDrafter, implementation: Implementation) -> list[tuple[int, ...]]:
     model = Model("tiny", CONFIG, PARAMS, None, (), Kernels(implementation))
-    speculation = SpeculationConfig(0 if drafter is None else 4)
+    speculation = SpeculationConfig(4)
     decoder = Decoder(model, drafter, speculation, batch_size=2, prefill_width=16)
     sampling = [
         SamplingParams(max_new_tokens=5, temperature=0.0, seed=1),
@@ -51,7 +50,6 @@ def decode(drafter: BoundDrafter | None, implementation: Implementation) -> list
 @pytest.mark.parametrize(
     ("name", "implementation"),
     [
-        ("plain", "gpu_interpret"),
         ("chain", "gpu_interpret"),
         ("tree", "gpu_interpret"),
         ("chain", "tpu_interpret"),
