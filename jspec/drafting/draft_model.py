@@ -7,13 +7,14 @@ shared with the target.
 from __future__ import annotations
 
 import dataclasses
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
 from jspec import cache as kv
-from jspec import randomness, sampling, trees
+from jspec import edits, randomness, sampling, trees
 from jspec.cache import KVCache
 from jspec.config import ModelConfig
 from jspec.drafting import BoundDrafter
@@ -35,6 +36,14 @@ def fit_vocabulary(logits: jax.Array, vocab_size: int) -> jax.Array:
         return logits[..., :vocab_size]
     widths = [(0, 0)] * (logits.ndim - 1) + [(0, missing)]
     return jnp.pad(logits, widths, constant_values=-jnp.inf)
+
+
+class _Drafted(NamedTuple):
+    """The drafts so far: the [B] last one, [B, gamma] tokens and their [B, gamma, V] laws."""
+
+    last: jax.Array
+    tokens: jax.Array
+    log_q: jax.Array
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,21 +89,22 @@ class DraftModelDrafter:
         self, params: TransformerParams, state: KVCache, context: Context, gamma: int
     ) -> tuple[Proposal, KVCache]:
         """Draw `gamma` drafts a row under the row's own transforms."""
-        greedy = sampling.is_greedy(context.sampling)
-        all_greedy = jnp.all(greedy)
+        all_greedy = jnp.all(sampling.is_greedy(context.sampling))
+        batch = context.length.shape[0]
+        place = jnp.arange(gamma, dtype=jnp.int32)[None, :]
 
-        drafts: list[jax.Array] = []
-        laws: list[jax.Array] = []
-
-        def choose(hidden: jax.Array) -> jax.Array:
+        def choose(step: jax.Array, hidden: jax.Array, drafted: _Drafted) -> _Drafted:
             logits = self.model.logits(params, hidden)
             logits = fit_vocabulary(logits, context.vocab_size)
-            logits = context.edit(logits, drafts)
-            step = len(drafts)
+            path = jnp.where(place < step, drafted.tokens, -1)
+            given = context.sampling.edits
+            logits = edits.apply(
+                given, logits[:, None], context.tokens, context.length, path[:, None]
+            )[:, 0]
 
             def drawn() -> tuple[jax.Array, jax.Array]:
                 log_q = sampling.log_probs(logits[:, None], context.sampling)[:, 0]
-                node = jnp.full((logits.shape[0], 1), step + 1, jnp.int32)
+                node = jnp.broadcast_to(step + 1, (batch, 1))
                 keys = randomness.node_keys(context.keys, node, Purpose.DRAFT)[:, 0]
                 return sampling.draw(log_q, keys), log_q
 
@@ -103,9 +113,18 @@ class DraftModelDrafter:
                 return jnp.argmax(logits, axis=-1).astype(jnp.int32), jnp.zeros_like(logits)
 
             token, log_q = jax.lax.cond(all_greedy, best, drawn)
-            drafts.append(token)
-            laws.append(log_q)
-            return token
+            return _Drafted(
+                last=token,
+                tokens=jnp.where(place == step, token[:, None], drafted.tokens),
+                log_q=jax.lax.dynamic_update_index_in_dim(drafted.log_q, log_q, step, axis=1),
+            )
+
+        def step(index: jax.Array, carry: tuple[_Drafted, KVCache]) -> tuple[_Drafted, KVCache]:
+            drafted, state = carry
+            last = drafted.last[:, None]
+            hidden, state, _ = self.model.forward(params, last, state, trees.chain(0))
+            state = kv.commit(state, jnp.ones(batch, jnp.int32))
+            return choose(index, hidden, drafted), state
 
         # Catch up on the one or two committed tokens that the cache lacks.
         behind = context.length - state.length
@@ -113,21 +132,23 @@ class DraftModelDrafter:
         tokens = jnp.take_along_axis(context.tokens, slot, axis=1, mode="clip")
         hidden, state, _ = self.model.forward(params, tokens, state, trees.chain(1))
         state = kv.commit(state, behind)
-        batch = tokens.shape[0]
         column = jnp.arange(batch, dtype=jnp.int32) * 2 + jnp.clip(behind - 1, 0, 1)
-        token = choose(jnp.take(hidden, column, axis=1))
-        for _ in range(1, gamma):
-            hidden, state, _ = self.model.forward(params, token[:, None], state, trees.chain(0))
-            state = kv.commit(state, jnp.ones(batch, jnp.int32))
-            token = choose(hidden)
+        nothing = _Drafted(
+            last=jnp.zeros(batch, jnp.int32),
+            tokens=jnp.zeros((batch, gamma), jnp.int32),
+            log_q=jnp.zeros((batch, gamma, context.vocab_size), jnp.float32),
+        )
+        first = choose(jnp.int32(0), jnp.take(hidden, column, axis=1), nothing)
+        # A loop, so that a program is compiled for one step, however many there are.
+        drafted, state = jax.lax.fori_loop(1, gamma, step, (first, state))
 
         # Beyond its own context the draft model knows no positions.
         reach = self.model.config.max_context - context.length + 1
         proposal = Proposal(
-            tokens=jnp.stack(drafts, axis=1),
+            tokens=drafted.tokens,
             topology=trees.chain(gamma),
             valid=jnp.arange(gamma, dtype=jnp.int32)[None, :] < reach[:, None],
-            law=Dense(log_q=jnp.stack(laws, axis=1)),
+            law=Dense(log_q=drafted.log_q),
         )
         return proposal, state
 
