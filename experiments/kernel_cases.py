@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jspec import trees
+from jspec import tree_shapes, trees
 from pallas_kernels import rejection_sampling as rejection
 from pallas_kernels import shapes
 
@@ -86,6 +86,8 @@ class Rejection:
         nodes: T.
         edits: transforms of the rows: none, temperature and top-p, or every one there is.
         law: a chain with the law that its drafts were drawn from; else a tree of chosen drafts.
+        drawn: how the drafts of a tree were drawn, each row having a tree of its own; None for
+            those kinds.
         dtype: of the logits.
         greedy: some rows are.
     """
@@ -95,6 +97,7 @@ class Rejection:
     nodes: int
     edits: Edits = "none"
     law: bool = True
+    drawn: Literal["with replacement", "without replacement"] | None = None
     dtype: Any = jnp.float32
     greedy: bool = False
 
@@ -102,6 +105,7 @@ class Rejection:
     def name(self) -> str:
         """For tables."""
         kind = "chain with q" if self.law else "tree"
+        kind = kind if self.drawn is None else f"trees drawn {self.drawn}"
         more = "" if self.dtype == jnp.float32 else f" {jnp.dtype(self.dtype).name}"
         edits = {"none": "no edits", "top-p": "top-p 0.9", "all": "all edits"}[self.edits]
         return f"V{self.vocab}-B{self.batch}-T{self.nodes} {kind}, {edits}{more}"
@@ -109,7 +113,7 @@ class Rejection:
     @property
     def read_bytes(self) -> int:
         """Bytes that must move: one read of the logits, and of q."""
-        law = 4 * self.batch * (self.nodes - 1) * self.vocab if self.law else 0
+        law = 4 * self.batch * (self.nodes - 1) * self.vocab if self.law and not self.drawn else 0
         size = jnp.dtype(self.dtype).itemsize
         return self.batch * self.nodes * self.vocab * size + law
 
@@ -226,16 +230,25 @@ def rejection_operands(case: Rejection, seed: int) -> tuple[Any, ...]:
     """Return (logits, transforms, drafts, coins, noise [B, V])."""
     batch, nodes, vocab = case.batch, case.nodes, case.vocab
     rng = np.random.default_rng(seed)
-    topology = tree_of(nodes, not case.law, seed)
-    logits, log_q, tokens = _logits(
-        jax.random.key(seed), jnp.asarray(topology.parents), (batch, nodes, vocab), case
-    )
+    key, shape = jax.random.key(seed), (batch, nodes, vocab)
+    if case.drawn is None:
+        topology = tree_of(nodes, not case.law, seed)
+        parents, ancestors = jnp.asarray(topology.parents), jnp.asarray(topology.ancestors)
+        logits, log_q, tokens = _logits(key, parents, shape, case)
+    else:
+        own = [tree_of(nodes, True, seed + row) for row in range(batch)]
+        parents = jnp.asarray(np.stack([topology.parents for topology in own]))
+        ancestors = jnp.asarray(np.stack([topology.ancestors for topology in own]))
+        places = [tree_shapes.ranks(tuple(topology.parents.tolist())) for topology in own]
+        ranks = jnp.asarray(np.stack(places).astype(np.int32))
+        logits, log_q, tokens = _drawn_trees(key, parents, ranks, shape, case)
     drafts = rejection.Drafts(
         tokens=tokens,
         valid=jnp.asarray(rng.random((batch, nodes - 1)) < 0.95),
-        parents=jnp.asarray(topology.parents),
-        ancestors=jnp.asarray(topology.ancestors),
+        parents=parents,
+        ancestors=ancestors,
         log_q=log_q,
+        drawn="chain" if case.drawn is None else case.drawn,
     )
     coins = jnp.asarray(rng.random((batch, nodes - 1)), jnp.float32)
     noise = jnp.asarray(rng.gumbel(size=(batch, vocab)), jnp.float32)
@@ -263,6 +276,28 @@ def _logits(
     log_q = jax.nn.log_softmax(noisy, axis=-1)
     drawn = jax.random.categorical(keys[3], log_q, axis=-1).astype(jnp.int32)
     return logits, log_q, drawn
+
+
+@functools.partial(jax.jit, static_argnames=("shape", "case"))
+def _drawn_trees(
+    key: jax.Array,
+    parents: jax.Array,
+    ranks: jax.Array,
+    shape: tuple[int, int, int],
+    case: Rejection,
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Draw every node's children from its own q; siblings differ where nothing is put back."""
+    batch, nodes, _ = shape
+    keys = jax.random.split(key, 4)
+    base = 4.0 * jax.random.normal(keys[0], shape, jnp.float32)
+    logits = (base + 0.3 * jax.random.normal(keys[1], shape, jnp.float32)).astype(case.dtype)
+    log_q = jax.nn.log_softmax(base + 0.3 * jax.random.normal(keys[2], shape, jnp.float32), axis=-1)
+    row = jnp.broadcast_to(jnp.arange(batch, dtype=jnp.int32)[:, None], (batch, nodes - 1))
+    if case.drawn == "with replacement":
+        drawn = jax.random.categorical(keys[3], log_q[row, parents[:, 1:]], axis=-1)
+        return logits, log_q, drawn.astype(jnp.int32)
+    _, order = jax.lax.top_k(log_q + jax.random.gumbel(keys[3], shape, jnp.float32), nodes - 1)
+    return logits, log_q, order[row, parents[:, 1:], ranks[:, 1:]].astype(jnp.int32)
 
 
 def _transforms(

@@ -88,6 +88,8 @@ def _checked() -> tuple[Case, ...]:
         Attention(case("llama-3.1-8b", 1, 1, 8192), lengths="full", tree=False),
         Attention(case("llama-3.1-8b", 8, 16, 2048), jnp.float32, lengths="ragged"),
         Rejection(LLAMA_VOCABULARY, 8, 16, "all", law=False, greedy=True),
+        Rejection(LLAMA_VOCABULARY, 8, 8, "all", drawn="without replacement", greedy=True),
+        Rejection(LLAMA_VOCABULARY, 8, 8, "top-p", drawn="with replacement", greedy=True),
         Attention(case("smollm2-135m", 8, 16, 2048), lengths="ragged", page=16),
         Attention(soft, lengths="ragged", softcap=30.0),
         Attention(odd, lengths="ragged"),
@@ -110,6 +112,7 @@ def interpreted() -> Plan:
         Attention(shapes.Case(_TINY, 3, 5, 256), lengths="ragged"),
         Attention(shapes.Case(_TINY, 2, 3, 256), jnp.float32, lengths="ragged", page=128),
         Rejection(300, 3, 5, "all", law=False, greedy=True),
+        Rejection(300, 4, 6, "all", drawn="without replacement", greedy=True),
         Cache(shapes.Case(_TINY, 3, 4, 128), "cache_write"),
         Cache(shapes.Case(_TINY, 3, 6, 128), "cache_commit", jnp.float32),
     )

@@ -133,7 +133,22 @@ def _numbers(flag: absl_flags.FlagHolder[list[str]]) -> tuple[float, ...]:
 
 def _show(rates: tuple[float, ...]) -> int:
     """Show a tree that is known without a model."""
-    for flag in (flags.DRAFTER, flags.DRAFT_MODEL, flags.EXIT_LAYERS, flags.DRAWS):
+    for flag in (
+        flags.DRAFTER,
+        flags.DRAFT_MODEL,
+        flags.EXIT_LAYERS,
+        flags.DRAWS,
+        flags.KERNELS,
+        flags.BATCH_SIZE,
+        flags.MAX_NEW_TOKENS,
+        flags.SEED,
+        flags.TOP_K,
+        flags.TOP_P,
+        flags.MIN_P,
+        workloads.PER_CATEGORY,
+        _SIZES,
+        _TEMPERATURES,
+    ):
         require(
             not flag.present,
             flag.name,
@@ -153,6 +168,7 @@ def _show(rates: tuple[float, ...]) -> int:
     )
     with runs.create("tree", ours(EXPERIMENT), flags.OUTPUT.value) as run:
         if rates:
+            _check_rates(choice, rates)
             plan = _plan(choice, Rates(rates, 0), None)
             text, summary = tree_report.text(plan), tree_report.summary(plan)
             _picture(run, "tree", plan)
@@ -164,6 +180,26 @@ def _show(rates: tuple[float, ...]) -> int:
         run.summarize(summary)
     print(f"{text}\n\nResults: {run.folder}")
     return 0
+
+
+def _check_rates(choice: Choice, rates: tuple[float, ...]) -> None:
+    """Raise `InputError` unless the rates fall and there is one for every child."""
+    shown = ",".join(_RATES.value)
+    require(
+        list(rates) == sorted(rates, reverse=True),
+        "rates",
+        shown,
+        "rise",
+        "give the most probable child first",
+    )
+    most = max(tree_shapes.ranks(choice.parents)) + 1 if choice.parents else 0
+    require(
+        most <= len(rates),
+        "rates",
+        shown,
+        f"say nothing of a node's child {len(rates) + 1}, and the tree has one",
+        f"give {most} rates",
+    )
 
 
 def _plan(choice: Choice, rates: Rates, costs: Costs | None) -> Plan:
@@ -178,7 +214,8 @@ def _picture(run: Run, stem: str, plan: Plan) -> None:
             tokens = tree_shapes.expected_tokens(parents, plan.rates.values)
             shown.setdefault(tuple(parents), f"{name}: {tokens:.2f} tokens a round")
     titled = [(title, parents) for parents, title in shown.items()]
-    _write(run, stem, tree_plot.trees(titled, plan.rates.values))
+    if titled:  # no tree pays, or all are too deep for a picture
+        _write(run, stem, tree_plot.trees(titled, plan.rates.values))
 
 
 def _write(run: Run, stem: str, figure: Any) -> None:
@@ -224,6 +261,13 @@ def _measure(rates: Rates | None, sampling: SamplingParams) -> int:
     samplings = [dataclasses.replace(sampling, temperature=value) for value in temperatures]
     compared = workloads.FILE.value is not None
     sizes = _sizes(choice)
+    require(
+        compared or not _SIZES.present,
+        "sizes",
+        ",".join(_SIZES.value),
+        "has no effect without --workloads",
+        "leave it out; --tree_nodes says how many drafts a tree has",
+    )
     found = _found()
     status = Status()
     with runs.create("tree", ours(EXPERIMENT), flags.OUTPUT.value, seed=sampling.seed) as run:
@@ -346,8 +390,12 @@ def _proposal(job: _Job, trees: Sequence[Choice], request: Request, stem: str) -
         else:
             parts.append(f"First prompt: {tree_proposal.text(job.target, proposed)}")
             # What a font may lack is escaped.
-            labels = [ascii(text)[1:-1] for text in tree_proposal.labels(job.target, proposed)]
-            _write(job.run, stem, tree_plot.trees([("", proposed.parents)], labels=labels))
+            labels = [
+                text.encode("ascii", "backslashreplace").decode()
+                for text in tree_proposal.labels(job.target, proposed)
+            ]
+            title = f"Drafted for the first prompt, temperature {request.sampling.temperature:g}"
+            _write(job.run, stem, tree_plot.trees([(title, proposed.parents)], labels=labels))
     return parts
 
 

@@ -123,6 +123,16 @@ def _group(results: Sequence[Result]) -> dict[str, Any]:
     return group
 
 
+def _disturbed(summary: dict[str, Any]) -> bool:
+    """Return whether a method got faster by more than the tokens that its rounds commit."""
+    return any(
+        group["speedup"] > 1.1 * group["block_efficiency"]
+        for section in summary.values()
+        for methods in (*section["categories"].values(), section["total"])
+        for group in methods.values()
+    )
+
+
 def text(summary: dict[str, Any]) -> str:
     """Return tables, one a temperature.
 
@@ -161,6 +171,12 @@ def text(summary: dict[str, Any]) -> str:
                 if name != PLAIN
             )
             parts.append(f"Greedy output the same as plain decoding's: {same} prompts.")
+    if _disturbed(summary):
+        parts.append(
+            "Some speeds are above the tokens a round, which a quiet machine does not give: this "
+            "one was probably\nbusy. Run it again when it is quiet; tokens a round stand as they "
+            "are."
+        )
     parts.append(
         "Tokens a round: committed on average, the correction or bonus token included, rounds "
         "without a draft too.\nSpeed: tokens a second over plain decoding's, batch 1, prefill and "

@@ -101,7 +101,6 @@ def text(plan: Plan) -> str:
     parts = [
         "Chance that a node's first, second, .. child is accepted once the node is "
         f"({whence}): {', '.join(map(tables.percent, rates.values))}.",
-        tree_text.describe(plan.tree, rates.values),
     ]
     header = ["", "drafts", "depth", "tokens\na round"]
     if plan.costs is not None:
@@ -123,15 +122,19 @@ def text(plan: Plan) -> str:
     if plan.costs is not None and plan.by_cost is not None:
         parts.append(_costs(plan.costs))
         parts.append(_by_cost(plan.by_cost.parents, max(plan.costs.verify) - 1))
+    parts.append(tree_text.describe(plan.tree, rates.values))
     return "\n\n".join(parts)
 
 
 def _by_cost(parents: Sequence[int], drafts: int) -> str:
     if len(parents) > 1:
-        return f"Best by cost (at most {drafts} drafts):\n  --tree={tree_flags.written(parents)}"
+        return (
+            f"Best by cost (least time a token; passes of up to {drafts} drafts were timed):\n"
+            f"  --tree={tree_flags.written(parents)}"
+        )
     return (
-        f"Best by cost: do not speculate. No tree of up to {drafts} drafts repays itself here;\n"
-        "plain decoding is faster."
+        "Best by cost: do not speculate. Plain decoding is faster than any tree of up to "
+        f"{drafts} drafts,\nwhose passes were timed."
     )
 
 

@@ -87,4 +87,5 @@ def describe(parents: Sequence[int], rates: Sequence[float] | None = None) -> st
         columns.append([tables.percent(chance) for chance in chances])
     table = tables.render(header, [list(row) for row in zip(*columns, strict=True)])
     shown = "\n".join("  ".join(map(str, path)) for path in ways)
-    return "\n\n".join([title, drawing(parents, labels), table, f"Paths\n{shown}"])
+    bits = "Ancestors: bit i of the number is set where node i is the node itself or above it."
+    return "\n\n".join([title, drawing(parents, labels), f"{table}\n{bits}", f"Paths\n{shown}"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Mapping, Sequence, Set
 from typing import Any, TypeGuard
 
@@ -12,7 +13,7 @@ import numpy as np
 from jspec.config import SpeculationConfig
 from jspec.drafting import BoundDrafter
 from jspec.errors import InputError, is_list, require
-from jspec.generation import Decoder
+from jspec.generation import Decoder, default_speculation
 from jspec.model import Model, require_model
 from jspec.requests import Completion, Delta, Request
 from jspec.sampling_params import SamplingParams
@@ -159,7 +160,6 @@ def stream(
     Without `speculation` the host looks in after every second round instead of every 64th.
     """
     if speculation is None:
-        gamma = SpeculationConfig().gamma if drafter is not None else 0
-        speculation = SpeculationConfig(gamma=gamma, rounds_per_chunk=2)
+        speculation = dataclasses.replace(default_speculation(drafter), rounds_per_chunk=2)
     decoder = Decoder(target, drafter, speculation, batch_size=batch_size)
     return decoder.stream(_requests(target, prompts, sampling))

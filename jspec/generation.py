@@ -64,7 +64,7 @@ class Decoder:
     ) -> None:
         require_model("target", target)
         if speculation is None:
-            speculation = _speculation(drafter)
+            speculation = default_speculation(drafter)
         require(
             isinstance(speculation, SpeculationConfig),
             "speculation",
@@ -77,7 +77,7 @@ class Decoder:
             "drafter",
             drafter,
             "is no drafter",
-            "give jspec.ngram(), jspec.draft_model(...), jspec.early_exit(...) or a BoundDrafter",
+            "give jspec.ngram(), jspec.ngram_tree(), jspec.draft_model(...), .. or a BoundDrafter",
         )
         require(
             drafter is not None or speculation.gamma == 0,
@@ -88,18 +88,18 @@ class Decoder:
         )
         drafts = drafter.drafts if drafter is not None else None
         require(
-            drafts is None or speculation.gamma in (0, drafts),
-            "gamma",
-            speculation.gamma,
-            f"is not the {drafts} drafts of the drafter's tree",
-            f"leave it out, or give gamma={drafts}, or 0 for plain decoding",
-        )
-        require(
             drafts is None or speculation.verification == "token",
             "verification",
             speculation.verification,
             "is a rule for chains, and the drafter makes trees",
             "use token",
+        )
+        require(
+            drafts is None or speculation.gamma in (0, drafts),
+            "gamma",
+            speculation.gamma,
+            f"is not the {drafts} drafts of the drafter's tree",
+            f"leave it out, or give gamma={drafts}, or 0 for plain decoding",
         )
         require_integer("batch_size", batch_size)
         require(batch_size >= 1, "batch_size", batch_size, "is below 1", "decode at least one row")
@@ -268,7 +268,7 @@ class Decoder:
             rounds_wanted = min(most_rounds, np.iinfo(np.int32).max)
 
 
-def _speculation(drafter: object) -> SpeculationConfig:
+def default_speculation(drafter: object) -> SpeculationConfig:
     """Return what holds where nothing is asked for."""
     if not isinstance(drafter, BoundDrafter):
         return SpeculationConfig() if drafter is not None else SpeculationConfig(gamma=0)

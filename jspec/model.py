@@ -134,7 +134,7 @@ def _kernels(asked: str | Kernels) -> Kernels:
         raise InputError("kernels", asked, f"cannot be read ({error})", remedy) from None
     for op in OPS:
         misfit = parsed.misfit(op)
-        require(misfit is None, "kernels", parsed.of(op), f"can't run {op}: {misfit}", remedy)
+        require(misfit is None, "kernels", str(asked), f"can't run {op}: {misfit}", remedy)
     return parsed
 
 

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jspec.errors import InputError, require
+from jspec.errors import InputError, require, require_integer
 
 
 def k_ary(branching: Sequence[int]) -> tuple[int, ...]:
@@ -23,10 +23,11 @@ def k_ary(branching: Sequence[int]) -> tuple[int, ...]:
     Nodes are in order of depth.
 
     Raises:
-        InputError: a number is below 1.
+        InputError: a number is no integer or below 1.
     """
     parents, level = [-1], [0]
     for width in branching:
+        require_integer("branching", width)
         require(width >= 1, "branching", width, "is below 1", "give a child at least to each level")
         following = []
         for node in level:

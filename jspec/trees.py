@@ -56,8 +56,12 @@ def from_parents(parents: tuple[int, ...]) -> Topology:
         parents: -1 for node 0, then for every node the index of an earlier node.
 
     Raises:
-        ValueError: the first node is not a root, or a parent does not come before its child.
+        ValueError: the first node is not a root, or a parent is no integer or does not come before
+            its child.
     """
+    for node, parent in enumerate(parents):
+        if not isinstance(parent, int | np.integer) or isinstance(parent, bool):
+            raise ValueError(f"node {node} has parent {parent!r}, which is no integer")
     if not parents or parents[0] != -1:
         raise ValueError(f"node 0 must be the root (parent -1), not {parents[:1]}")
     size = len(parents)

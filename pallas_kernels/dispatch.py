@@ -70,6 +70,8 @@ class Kernels:
                 raise ValueError(f"{name!r} is no implementation; there are {IMPLEMENTATIONS}")
             if colon and op not in OPS:
                 raise ValueError(f"{op!r} is no op; there are {OPS}")
+            if colon and op in dict(overrides):
+                raise ValueError(f"{op} is asked for twice")
             if colon:
                 overrides.append((op, name))
             else:

@@ -29,13 +29,15 @@ from jspec.drafting.protocol import (
     WithoutReplacement,
 )
 from jspec.drafting.tree_cache import TreeCacheDrafter, TreeCacheState
-from jspec.errors import InputError, require
+from jspec.errors import InputError, is_list, require
 from jspec.models.parameters import TransformerParams
 from jspec.models.transformer import Transformer
 from jspec.randomness import Purpose
 from jspec.trees import Topology
 from pallas_kernels.dispatch import Kernels
 
+# The root among them: what one round verifies.
+MOST_NODES = 128
 Draws = Literal["top-k", "without-replacement", "independent"]
 
 
@@ -169,6 +171,14 @@ def draft_tree(
     Raises:
         InputError: the tree is none, or has no drafts.
     """
+    require(is_list(parents), "parents", parents, "is no list", "give -1, then earlier nodes")
+    require(
+        len(parents) <= MOST_NODES,
+        "parents",
+        f"<{len(parents)} nodes>",
+        f"has more than {MOST_NODES} nodes",
+        "give a smaller tree",
+    )
     try:
         topology = trees.from_parents(tuple(parents))
     except ValueError as error:

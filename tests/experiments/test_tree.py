@@ -66,6 +66,21 @@ def test_a_tree_beside_chain_and_best_tree_for_given_rates(run_tree: Callable[..
     assert found["best by tokens"]["expected_tokens"] == 2.0
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("--tree=optimal", "--rates=0,0", "--tree_nodes=5"),
+        ("--tree=optimal", "--rates=1", "--tree_nodes=40"),
+    ],
+)
+def test_no_picture_where_none_can_be_drawn(
+    arguments: tuple[str, ...], run_tree: Callable[..., Path]
+) -> None:
+    folder = run_tree(*arguments)
+    assert list(folder.glob("*.png")) == []
+    assert "best by tokens" in (folder / "table.txt").read_text()
+
+
 def test_the_best_tree_of_a_model_that_drafts_for_itself_is_a_chain(
     run_tree: Callable[..., Path],
     tiny_model: Path,

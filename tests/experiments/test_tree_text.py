@@ -32,6 +32,7 @@ def test_a_small_tree_exactly() -> None:
         "3          1      2         0b     36 %\n"
         "4          1      2         13     12 %\n"
         "5          3      3         2b     22 %\n"
+        "Ancestors: bit i of the number is set where node i is the node itself or above it.\n"
         "\n"
         "Paths\n"
         "0  2\n"

@@ -163,6 +163,14 @@ def test_streamed_text_adds_up() -> None:
         assert completion.text[:-1] == LetterStream().push(completion.token_ids)
 
 
+def test_trees_are_streamed() -> None:
+    sampling = jspec.SamplingParams(max_new_tokens=6)
+    deltas = jspec.stream(TARGET, [[5, 6, 5, 6, 5]], drafter=jspec.ngram_tree(3), sampling=sampling)
+    streamed = [token for delta in deltas for token in delta.token_ids]
+    (plain,) = jspec.generate(TARGET, [[5, 6, 5, 6, 5]], sampling=sampling)
+    assert tuple(streamed) == plain.token_ids
+
+
 def test_an_early_exit_and_a_draft_model_from_models() -> None:
     assert jspec.early_exit(TARGET, 1).name == "early-exit-1l"
     assert jspec.draft_model(TARGET, TARGET).name == "draft-model-2l"

@@ -250,6 +250,10 @@ _OTHERS: list[tuple[str, str, str]] = [
     ("--experiment=tree --prompt=p --rates=0.5", "rates='0.5'", "leave them out"),
     ("--experiment=tree --prompt=p --temperatures=x", "temperatures='x'", "separate numbers"),
     ("--experiment=tree --prompt=p --temperatures=-1", "temperature=-1.0", "0 for greedy"),
+    ("--experiment=tree --prompt=p --sizes=3", "sizes='3'", "leave it out"),
+    ("--experiment=tree --tree=3 --rates=0.6,0.2", "rates='0.6,0.2'", "give 3 rates"),
+    ("--experiment=tree --tree=2 --rates=0.1,0.6", "rates='0.1,0.6'", "most probable child first"),
+    ("--experiment=tree --tree=3,2,1 --top_p=0.5", "top_p=0.5", "leave it out"),
     ("--experiment=tree --prompt=p --sizes=0", "sizes='0'", "counts from 1 to 127"),
     (
         "--experiment=tree --prompt=p --workloads=w-good.jsonl",
