@@ -112,9 +112,9 @@ def interpreted() -> Plan:
         Attention(shapes.Case(_TINY, 3, 5, 256), lengths="ragged"),
         Attention(shapes.Case(_TINY, 2, 3, 256), jnp.float32, lengths="ragged", page=128),
         Rejection(300, 3, 5, "all", law=False, greedy=True),
-        Rejection(300, 4, 6, "all", drawn="without replacement", greedy=True),
         Cache(shapes.Case(_TINY, 3, 4, 128), "cache_write"),
         Cache(shapes.Case(_TINY, 3, 6, 128), "cache_commit", jnp.float32),
+        Rejection(300, 4, 6, "all", drawn="without replacement", greedy=True),
     )
     return Plan(checked, ("tpu_interpret", "gpu_interpret"), seconds=(120.0, 0.0, 0.0))
 
