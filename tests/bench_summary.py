@@ -23,6 +23,7 @@ def _group(speedup: float) -> dict[str, Any]:
         "prompts": 2,
         "tokens": 128,
         "identical": 2,
+        "widest_gap": None,
         "plain_tokens_per_second": 40.0,
         "speculative_tokens_per_second": 40 * speedup,
         "speedup": speedup,

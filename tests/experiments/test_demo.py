@@ -14,6 +14,7 @@ import pytest
 from experiments import demo, demo_report
 from experiments.demo_prompts import PROMPTS
 from experiments.demo_report import Pair
+from experiments.differences import Difference
 from experiments.results import Measured
 from jspec.drafting.ngram import ngram
 from jspec.generation import Decoder
@@ -130,11 +131,13 @@ def test_a_disturbed_measurement_is_said_to_be_one() -> None:
     text, sums = demo_report.make([pair("odd", tokens, tokens, (2.0, 0.9))], decoder)
     assert sums["disturbed"] == ["odd"]
     assert "On odd a round of speculation seems cheaper" in text
-    text, sums = demo_report.make([pair("even", tokens, (1, 2, 9), (2.0, 1.5))], decoder)
+    parting = Difference(place=2, gap=0.00123)
+    even = dataclasses.replace(pair("even", tokens, (1, 2, 9), (2.0, 1.5)), difference=parting)
+    text, sums = demo_report.make([even], decoder)
     assert sums["disturbed"] == []
     assert "busy" not in text
     assert "Block efficiency: " in text
     assert "Acceptance: " in text
-    assert "no (first differs at token 2)" in text
+    assert "no (at token 2, where the two best logits are 0.0012 apart)" in " ".join(text.split())
     assert "0 of 1 outputs are identical" in text
     assert "within rounding" in text
