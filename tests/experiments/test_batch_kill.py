@@ -105,8 +105,8 @@ def check_spread(kills: list[dict[str, Any]], rows: int) -> None:
     assert lines.count(0) > 0
     assert len(among) > len(kills) / 2
     assert len(set(among)) > len(kills) / 4
-    assert min(among) < rows / 3
-    assert max(among) > rows / 2
+    # How many rows end before a signal arrives is the machine's business; where they differ is not.
+    assert max(among) - min(among) > rows / 4
 
 
 @pytest.mark.slow
