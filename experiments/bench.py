@@ -109,8 +109,8 @@ def _run() -> int:
     path = workloads.FILE.value
     if path is None:
         raise InputError("workloads", path, "is not given", "give a JSON-lines file of prompts")
-    rows, batches = _integers("rows", _ROWS.value), _integers("batches", _BATCHES.value)
-    together = sorted(set(_integers("throughput_batches", _THROUGHPUT_BATCHES.value)))
+    rows, batches = _counts("rows", _ROWS.value), _counts("batches", _BATCHES.value)
+    together = sorted(set(_counts("throughput_batches", _THROUGHPUT_BATCHES.value)))
     for flag in (
         _REPEATS,
         _THROUGHPUT_TOKENS,
@@ -177,13 +177,8 @@ def _setting(decoder: jspec.Decoder) -> str:
     )
 
 
-def _integers(name: str, items: Sequence[str]) -> list[int]:
-    try:
-        values = [int(item) for item in items]
-    except ValueError:
-        raise InputError(
-            name, ",".join(items), "is not a list of integers", "separate integers by commas"
-        ) from None
+def _counts(name: str, items: Sequence[str]) -> list[int]:
+    values = flags.listed(name, items, int)
     require(
         bool(values) and min(values) >= 1, name, ",".join(items), "is below 1", "give counts >= 1"
     )

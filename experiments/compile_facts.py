@@ -25,12 +25,11 @@ import jax.numpy as jnp
 
 from experiments import compiled_loop, compilers, kernel_cases, kernel_ops
 from experiments.compiled_loop import WHOLE, Whole
-from experiments.kernel_cases import Attention, Cache, Rejection, case
+from experiments.kernel_cases import Attention, Cache, Case, Rejection, case, op_of
 from pallas_kernels import shapes, tree_attention
 
 BEGIN, END = "<!-- compile facts: begin -->", "<!-- compile facts: end -->"
 TPUS = ("v5e", "v6e", "v5p")
-Case = Attention | Rejection | Cache
 
 
 def cases() -> tuple[Case, ...]:
@@ -94,22 +93,6 @@ def _widened(made: tuple[Any, ...], batch: int, wanted: int, nodes: int) -> Iter
     yield rows(noise)
 
 
-def op_of(of: Case) -> str:
-    """Return the op's name."""
-    if isinstance(of, Cache):
-        return of.op
-    return "tree_attention" if isinstance(of, Attention) else "rejection_sampling"
-
-
-def function(of: Case, implementation: str) -> Callable[..., Any]:
-    """Return a call as a function of its operands."""
-    if isinstance(of, Attention):
-        return kernel_ops.attention(of, implementation)
-    if isinstance(of, Rejection):
-        return kernel_ops.rejection(of, implementation)
-    return kernel_ops.cache(of, implementation)
-
-
 def planned_vmem(of: Case, arguments: tuple[Any, ...]) -> int:
     """Return the bytes of VMEM that a TPU kernel plans with."""
     if isinstance(of, Attention):
@@ -146,7 +129,7 @@ def tpu_row(of: Case, chip: str) -> list[str]:
     placed = _placed(arguments, device)
     donate = (0,) if isinstance(of, Cache) else ()
     with jax.default_matmul_precision("default"), compilers.as_on(device):
-        traced = jax.jit(function(of, "tpu"), donate_argnums=donate).trace(*placed)
+        traced = jax.jit(kernel_ops.of(of, "tpu"), donate_argnums=donate).trace(*placed)
         memory = traced.lower(lowering_platforms=("tpu",)).compile().memory_analysis()
     return [
         _mib(planned_vmem(of, arguments)),
@@ -162,7 +145,7 @@ def h100_rows(of: Case) -> Iterator[list[str]]:
         compilers.UnavailableError: Triton is not here.
     """
     with jax.default_matmul_precision("default"), compilers.as_on_an_h100():
-        traced = jax.jit(function(of, "gpu")).trace(*operands(of))
+        traced = jax.jit(kernel_ops.of(of, "gpu")).trace(*operands(of))
         lowered = traced.lower(lowering_platforms=("cuda",))
     for kernel in compilers.triton_kernels(lowered):
         with tempfile.TemporaryDirectory() as folder:

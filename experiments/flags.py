@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import secrets
+from collections.abc import Sequence
+from typing import TypeVar
 
 from absl import flags
 
@@ -11,6 +13,8 @@ from jspec import hub
 from jspec.config import SpeculationConfig
 from jspec.errors import InputError
 from jspec.sampling_params import SamplingParams
+
+_Number = TypeVar("_Number", int, float)
 
 EXPERIMENT = flags.DEFINE_string("experiment", None, "What to run, one of the list above.")
 
@@ -176,6 +180,21 @@ COMPILATION_CACHE = flags.DEFINE_string(
 )
 HELP = flags.DEFINE_boolean("help", False, "Show this help.", short_name="h")
 HELP_FULL = flags.DEFINE_boolean("helpfull", False, "Show all flags, absl's own too.")
+
+
+def listed(name: str, items: Sequence[str], kind: type[_Number]) -> list[_Number]:
+    """Return a flag's list of numbers of a kind.
+
+    Raises:
+        InputError: one is none.
+    """
+    try:
+        return [kind(item) for item in items]
+    except ValueError:
+        noun = "integers" if kind is int else "numbers"
+        raise InputError(
+            name, ",".join(items), f"is not a list of {noun}", f"separate {noun} by commas"
+        ) from None
 
 
 def sampling_params() -> SamplingParams:

@@ -156,6 +156,16 @@ def case(model: str, batch: int, nodes: int, slots: int) -> shapes.Case:
     return shapes.Case(MODELS[model], batch, nodes, slots)
 
 
+Case = Attention | Rejection | Cache
+
+
+def op_of(case: Case) -> str:
+    """Return the op's name."""
+    if isinstance(case, Cache):
+        return case.op
+    return "tree_attention" if isinstance(case, Attention) else "rejection_sampling"
+
+
 def tree_of(nodes: int, branching: bool, seed: int) -> trees.Topology:
     """Return a random tree, or a chain."""
     if not branching:

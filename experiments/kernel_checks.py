@@ -21,7 +21,7 @@ from experiments.kernel_budget import (
     result,
     said,
 )
-from experiments.kernel_cases import Attention, Cache, Rejection
+from experiments.kernel_cases import Attention, Cache, Case, Rejection, op_of
 
 # Largest difference that attention may have from float32 arithmetic, of outputs of order 1.
 TOLERANCE = {"bfloat16": 2e-2, "float32": 1e-4}
@@ -34,7 +34,7 @@ Checker = Callable[[Compiler, int], Callable[[Deadline], Row]]
 
 
 def run(
-    wanted: Sequence[Attention | Rejection | Cache],
+    wanted: Sequence[Case],
     implementations: Sequence[str],
     compiler: Compiler,
     seed: int,
@@ -71,13 +71,6 @@ def run(
         except Exception as error:
             row |= {"passed": None if isinstance(error, NotReached) else False, "said": said(error)}
         yield row
-
-
-def op_of(case: Attention | Rejection | Cache) -> str:
-    """Return the op's name."""
-    if isinstance(case, Cache):
-        return case.op
-    return "tree_attention" if isinstance(case, Attention) else "rejection_sampling"
 
 
 def _raiser(error: Exception) -> Callable[[Deadline], Row]:

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from experiments.kernel_cases import Attention, Cache, Rejection
+from experiments.kernel_cases import Attention, Cache, Case, Rejection
 from pallas_kernels import rejection_sampling, tree_attention
 from pallas_kernels.cache_commit import cache_commit
 from pallas_kernels.cache_write import cache_write
@@ -78,3 +78,12 @@ def cache(case: Cache, implementation: Any) -> Function:
         return cache_commit(cache, start, path, case.case.nodes, implementation=implementation)
 
     return write if case.op == "cache_write" else commit
+
+
+def of(case: Case, implementation: Any) -> Function:
+    """Return a call, of whichever op, as a function of its operands."""
+    if isinstance(case, Attention):
+        return attention(case, implementation)
+    if isinstance(case, Rejection):
+        return rejection(case, implementation)
+    return cache(case, implementation)

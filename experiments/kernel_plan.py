@@ -7,11 +7,9 @@ import dataclasses
 import jax.numpy as jnp
 
 from experiments import kernel_loop, kernel_speed
-from experiments.kernel_cases import Attention, Cache, Rejection, case
+from experiments.kernel_cases import Attention, Cache, Case, Rejection, case
 from jspec.config import ModelConfig
 from pallas_kernels import shapes
-
-Case = Attention | Rejection | Cache
 
 LLAMA_VOCABULARY = 128256
 

@@ -19,12 +19,10 @@ import numpy as np
 from experiments import kernel_cases as cases
 from experiments import kernel_ops as ops
 from experiments.kernel_budget import Compiler, Deadline, NotReached, result, said
-from experiments.kernel_cases import Attention, Cache, Rejection
-from experiments.kernel_checks import op_of
+from experiments.kernel_cases import Attention, Cache, Case, Rejection, op_of
 from pallas_kernels.tree_attention import Plan, plan
 
 Row = dict[str, Any]
-Timed = Attention | Rejection | Cache
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,7 +84,7 @@ def bandwidth(scale: Scale) -> dict[str, float]:
 
 
 def run(
-    wanted: Sequence[Timed],
+    wanted: Sequence[Case],
     implementation: str,
     compiler: Compiler,
     scale: Scale,
@@ -143,7 +141,7 @@ def run(
 class _Job:
     """One case on its way."""
 
-    case: Timed
+    case: Case
     seed: int
     row: Row
     functions: dict[str, Callable[..., Any]]
@@ -162,14 +160,14 @@ class _Job:
             self.row["errors"][way] = said(error)
 
 
-def bytes_of(case: Timed, seed: int) -> int:
+def bytes_of(case: Case, seed: int) -> int:
     """Return the bytes that a case must move."""
     if isinstance(case, Attention):
         return case.read_bytes(case.prefixes(seed))
     return case.read_bytes
 
 
-def repeats(case: Timed, scale: Scale, seed: int) -> tuple[int, int]:
+def repeats(case: Case, scale: Scale, seed: int) -> tuple[int, int]:
     """Return how many sets of operands, and how many rounds over them."""
     size = bytes_of(case, seed)
     if isinstance(case, Cache):  # the cache is carried along, and never read whole
@@ -211,22 +209,18 @@ def carried(function: Callable[..., jax.Array], rounds: int) -> Callable[..., ja
     return program
 
 
-def ways(case: Timed, implementation: str) -> dict[str, Callable[..., Any]]:
+def ways(case: Case, implementation: str) -> dict[str, Callable[..., Any]]:
     """Return the ways of running a case, by name."""
-    if isinstance(case, Rejection):
-        return {"kernel": ops.rejection(case, implementation), "xla": ops.rejection(case, "xla")}
-    if isinstance(case, Cache):
-        return {"kernel": ops.cache(case, implementation), "xla": ops.cache(case, "xla")}
     found: dict[str, Callable[..., Any]] = {
-        "kernel": ops.attention(case, implementation),
-        "xla": ops.attention(case, "xla"),
+        "kernel": ops.of(case, implementation),
+        "xla": ops.of(case, "xla"),
     }
-    if case.page is None and case.softcap is None:
+    if isinstance(case, Attention) and case.page is None and case.softcap is None:
         found["dot_product_attention"] = ops.masked_attention
     return found
 
 
-def _sets(case: Timed, scale: Scale, seed: int, way: str) -> tuple[Any, ...]:
+def _sets(case: Case, scale: Scale, seed: int, way: str) -> tuple[Any, ...]:
     """Return the operand sets of one way."""
     count, _ = repeats(case, scale, seed)
     if isinstance(case, Cache):
@@ -254,7 +248,7 @@ def _for_masked(clean: dict[str, Any], planned: Plan) -> dict[str, Any]:
 
 
 def program(
-    case: Timed, way: Callable[..., Any], scale: Scale, seed: int
+    case: Case, way: Callable[..., Any], scale: Scale, seed: int
 ) -> tuple[Any, dict[str, Any]]:
     """Return what is compiled for one way of a case, and the options of `jax.jit`."""
     _, rounds = repeats(case, scale, seed)
@@ -264,7 +258,7 @@ def program(
 
 
 def _measure(
-    case: Timed, programs: dict[str, Any], scale: Scale, seed: int, errors: dict[str, str]
+    case: Case, programs: dict[str, Any], scale: Scale, seed: int, errors: dict[str, str]
 ) -> dict[str, list[float]]:
     """Return seconds a call, by way and turn; a way that fails is left out, with its error."""
     samples: dict[str, list[float]] = {}

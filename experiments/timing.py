@@ -19,6 +19,7 @@ from jspec.decoding import Target
 from jspec.generation import Decoder, run_chunk, run_prefill
 from jspec.model import Model
 from jspec.requests import Request
+from jspec.state import DecodeState
 
 
 @functools.partial(jax.jit, static_argnames=("target", "nodes", "steps"), donate_argnames="cache")
@@ -66,6 +67,19 @@ def step_timer(
     return measure
 
 
+def prefilled(decoder: Decoder, request: Request, batch: int = 1) -> DecodeState:
+    """Return the state of `batch` rows of a request after its prefill."""
+    program = decoder._program
+    return run_prefill(
+        target=program.target,
+        drafter=program.drafter,
+        width=min(128, len(request.token_ids)),
+        params=decoder.target.params,
+        drafter_params=decoder._drafter_params,
+        state=decoder.new_state([request] * batch),
+    )
+
+
 def round_timer(decoder: Decoder, request: Request, batch: int, rounds: int) -> Callable[[], float]:
     """Return a function that measures seconds a round of `decoder` after a prefill of `request`.
 
@@ -75,15 +89,7 @@ def round_timer(decoder: Decoder, request: Request, batch: int, rounds: int) -> 
     drafter_params = decoder._drafter_params
 
     def measure() -> float:
-        state = run_prefill(
-            target=program.target,
-            drafter=program.drafter,
-            width=min(128, len(request.token_ids)),
-            params=decoder.target.params,
-            drafter_params=drafter_params,
-            state=decoder.new_state([request] * batch),
-        )
-        state = jax.block_until_ready(state)
+        state = jax.block_until_ready(prefilled(decoder, request, batch))
         start = time.perf_counter()
         state, done = run_chunk(
             program=program,

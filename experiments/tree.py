@@ -98,7 +98,7 @@ class _Job:
 def run() -> int:
     """Run the experiment; returns the exit status."""
     sampling = flags.sampling_params()
-    rates = _numbers(_RATES)
+    rates = tuple(flags.listed(_RATES.name, _RATES.value, float))
     require(
         all(0 <= rate <= 1 for rate in rates) and sum(rates) <= 1 + 1e-6,
         "rates",
@@ -117,18 +117,6 @@ def run() -> int:
     if not given and workloads.FILE.value is None:
         return _show(rates)
     return _measure(Rates(rates, 0) if rates else None, sampling)
-
-
-def _numbers(flag: absl_flags.FlagHolder[list[str]]) -> tuple[float, ...]:
-    try:
-        return tuple(float(item) for item in flag.value)
-    except ValueError:
-        raise InputError(
-            flag.name,
-            ",".join(flag.value),
-            "is not a list of numbers",
-            "separate numbers by commas",
-        ) from None
 
 
 def _show(rates: tuple[float, ...]) -> int:
@@ -256,7 +244,7 @@ def _measure(rates: Rates | None, sampling: SamplingParams) -> int:
         "cannot be honoured by --drafter=ngram, whose trees take the shape of what it finds",
         "give --tree=dynamic, or another --drafter",
     )
-    temperatures = _numbers(_TEMPERATURES)
+    temperatures = flags.listed(_TEMPERATURES.name, _TEMPERATURES.value, float)
     require(len(temperatures) > 0, "temperatures", "", "is empty", "give one at least, as 0")
     samplings = [dataclasses.replace(sampling, temperature=value) for value in temperatures]
     compared = workloads.FILE.value is not None
@@ -291,7 +279,7 @@ def _measure(rates: Rates | None, sampling: SamplingParams) -> int:
 def _sizes(choice: Choice | None) -> list[int]:
     if choice is not None:
         return [choice.nodes]
-    sizes = _numbers(_SIZES)
+    sizes = flags.listed(_SIZES.name, _SIZES.value, float)
     require(
         len(sizes) > 0 and all(size in range(1, 128) for size in sizes),
         "sizes",

@@ -8,10 +8,10 @@ import jax
 import numpy as np
 
 import jspec
-from experiments import tree_text
+from experiments import timing, tree_text
 from jspec import decoding, randomness
 from jspec.decoding import Program
-from jspec.generation import run_chunk, run_prefill
+from jspec.generation import run_chunk
 from jspec.requests import Request
 from jspec.state import DecodeState
 
@@ -48,14 +48,7 @@ def first(decoder: jspec.Decoder, request: Request) -> Proposed | None:
     None where nothing is ever drafted.
     """
     program, drafter_params = decoder._program, decoder._drafter_params
-    state = run_prefill(
-        target=program.target,
-        drafter=program.drafter,
-        width=min(128, len(request.token_ids)),
-        params=decoder.target.params,
-        drafter_params=drafter_params,
-        state=decoder.new_state([request]),
-    )
+    state = timing.prefilled(decoder, request)
     found = None
     while bool(state.active[0]):
         parents, tokens, valid = jax.device_get(_run_propose(program, drafter_params, state))

@@ -171,12 +171,10 @@ def decide(
         ValueError: there is no such implementation.
         UnsupportedError: it can't run this call; the message says why.
     """
-    platforms, others, spread, misfit = tuple(KERNEL_OF), True, 1, None
-    elsewhere = "others"
+    platforms: tuple[str, ...] = (*KERNEL_OF, "others")
+    spread, misfit = 1, None
     if isinstance(requested, Kernels):
-        others = requested.lowered_for not in KERNEL_OF
-        platforms = () if others else (requested.lowered_for,)
-        elsewhere = requested.lowered_for
+        platforms = (requested.lowered_for,)
         misfit, spread = requested.misfit(op), requested.devices
         requested = requested.of(op)
     if requested not in IMPLEMENTATIONS:
@@ -187,17 +185,17 @@ def decide(
         if reason is not None or misfit is not None:
             raise UnsupportedError(f"{op} can't run as {requested!r}: {reason or misfit}")
         return (Choice(op, requested, "any", requested),)
-    picked = []
-    for platform in platforms:
-        kernel = KERNEL_OF[platform]
+
+    def pick(platform: str) -> Choice:
+        kernel = KERNEL_OF.get(platform)
+        if kernel is None:
+            return Choice(op, requested, platform, "xla")
         reason = reasons.get(kernel, "this op has no such kernel")
         if spread > 1:
             reason = f"the program's arrays are spread over {spread} devices"
-        ran = kernel if reason is None else "xla"
-        picked.append(Choice(op, requested, platform, ran, reason))
-    if others:
-        picked.append(Choice(op, requested, elsewhere, "xla"))
-    return tuple(picked)
+        return Choice(op, requested, platform, kernel if reason is None else "xla", reason)
+
+    return tuple(map(pick, platforms))
 
 
 def choose(op: str, kernels: Kernels, reasons: Mapping[str, str | None]) -> str:

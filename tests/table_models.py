@@ -82,7 +82,8 @@ class TableDrafter(StatelessDrafter):
         drafts: list[jax.Array] = []
         laws = []
         for step in range(gamma):
-            logits = context.edit(self.row(params, token), drafts)
+            path = jnp.stack(drafts, axis=1) if drafts else context.tokens[:, :0]
+            logits = context.edit(self.row(params, token)[:, None], path[:, None])[:, 0]
             if self.deterministic:
                 token = jnp.argmax(logits, axis=-1).astype(jnp.int32)
             else:

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 
 from jspec import cache as kv
-from jspec import edits, randomness, sampling, trees
+from jspec import randomness, sampling, trees
 from jspec.cache import KVCache
 from jspec.config import ModelConfig
 from jspec.drafting import BoundDrafter
@@ -97,10 +97,7 @@ class DraftModelDrafter:
             logits = self.model.logits(params, hidden)
             logits = fit_vocabulary(logits, context.vocab_size)
             path = jnp.where(place < step, drafted.tokens, -1)
-            given = context.sampling.edits
-            logits = edits.apply(
-                given, logits[:, None], context.tokens, context.length, path[:, None]
-            )[:, 0]
+            logits = context.edit(logits[:, None], path[:, None])[:, 0]
 
             def drawn() -> tuple[jax.Array, jax.Array]:
                 log_q = sampling.log_probs(logits[:, None], context.sampling)[:, 0]

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jspec import cache as kv
-from jspec import edits, randomness, sampling, trees
+from jspec import randomness, sampling, trees
 from jspec.cache import KVCache
 from jspec.config import ModelConfig
 from jspec.drafting import BoundDrafter
@@ -93,12 +93,8 @@ class DraftTreeDrafter(TreeCacheDrafter[DraftTreeParams]):
             tokens, valid, cache, log_q = carry
             hidden, cache, _ = self.model.forward(params.model, tokens, cache, topology)
             logits = fit_vocabulary(self.model.logits(params.model, hidden), vocab)
-            logits = edits.apply(
-                context.sampling.edits,
-                logits.reshape(batch, size, vocab),
-                context.tokens,
-                context.length,
-                trees.paths(tokens[:, 1:], topology),
+            logits = context.edit(
+                logits.reshape(batch, size, vocab), trees.paths(tokens[:, 1:], topology)
             )
             scores = logits
             if drawn:

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from jspec import cache as kv
-from jspec import edits, trees
+from jspec import trees
 from jspec.cache import KVCache
 from jspec.config import ModelConfig
 from jspec.drafting import BoundDrafter, expansion
@@ -181,11 +181,8 @@ class DynamicTreeDrafter(TreeCacheDrafter[DynamicTreeParams]):
         column = jnp.arange(batch, dtype=jnp.int32)[:, None] * size + place[None, :]
         logits = self.model.logits(params.model, jnp.take(hidden, column.reshape(-1), axis=1))
         logits = fit_vocabulary(logits, context.vocab_size)
-        logits = edits.apply(
-            context.sampling.edits,
+        logits = context.edit(
             logits.reshape(batch, self.width, context.vocab_size),
-            context.tokens,
-            context.length,
             jnp.take(trees.paths(growth.tokens[:, 1:], topology), place, axis=1),
         )
         return jax.nn.log_softmax(logits, axis=-1), cache

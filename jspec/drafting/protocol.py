@@ -7,11 +7,9 @@ methods, in one file; docs/writing_a_drafter.md shows a whole one.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 from typing import Any, Protocol
 
 import jax
-import jax.numpy as jnp
 from jax.typing import DTypeLike
 
 from jspec import edits
@@ -97,18 +95,17 @@ class Context:
     keys: jax.Array
     vocab_size: int = dataclasses.field(metadata={"static": True})
 
-    def edit(self, logits: jax.Array, drafts: Sequence[jax.Array]) -> jax.Array:
+    def edit(self, logits: jax.Array, paths: jax.Array) -> jax.Array:
         """Apply bias, penalties and forbidden tokens to a drafter's own logits.
 
         Without it drafts are still exact, but the target accepts fewer of them.
 
         Args:
-            logits: [B, V] float32, of the token after the drafts.
-            drafts: the chain so far, [B] int32 each.
+            logits: [B, K, V] float32, of the tokens after K nodes.
+            paths: [B, K, J] int32, the drafts on the way to each node in order, then -1;
+                `jspec.trees.paths` gives a tree's.
         """
-        path = jnp.stack(drafts, axis=1) if drafts else self.tokens[:, :0]
-        given = self.sampling.edits
-        return edits.apply(given, logits[:, None], self.tokens, self.length, path[:, None])[:, 0]
+        return edits.apply(self.sampling.edits, logits, self.tokens, self.length, paths)
 
 
 @jax.tree_util.register_dataclass

@@ -7,20 +7,7 @@ import jax.numpy as jnp
 
 
 def cache_commit(cache: jax.Array, start: jax.Array, path: jax.Array, nodes: int) -> jax.Array:
-    """Move the entries of each row's accepted path next to its prefix.
-
-    The entry at slot start + path[i] goes to slot start + i; every other slot stays as it is.
-
-    Args:
-        cache: [B, G, S, H].
-        start: [B] int32, at least 0: committed entries of each row, behind which its nodes lie.
-        path: [B, D] int32 node indices below `nodes`, ascending, with path[i] at least i; -1
-            (behind the others) moves nothing. A slot past the capacity neither gives nor takes.
-        nodes: T, at least D: how many entries behind `start` a path may come from.
-
-    Returns:
-        [B, G, S, H].
-    """
+    """Move the entries of each row's accepted path; `cache_commit.op` says of what."""
     slots = cache.shape[2]
     row = jnp.arange(path.shape[0], dtype=jnp.int32)[:, None]
     source = start[:, None] + path

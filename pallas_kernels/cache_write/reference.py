@@ -11,15 +11,7 @@ def cache_write(cache: jax.Array, entries: jax.Array, start: jax.Array) -> jax.A
 
     A scatter with unique indices: XLA neither copies the cache nor serialises the rows, as it does
     for a vmapped dynamic_update_slice. Entries that fall past the capacity are dropped, never
-    clamped onto live ones.
-
-    Args:
-        cache: [B, G, S, H].
-        entries: [B, T, G, H], same dtype as the cache.
-        start: [B] int32, first slot of each row.
-
-    Returns:
-        [B, G, S, H].
+    clamped onto live ones. `cache_write.op` says what the arguments are.
     """
     batch, count = entries.shape[:2]
     if batch * count == 1:

@@ -1,6 +1,6 @@
 """Attention of T speculated nodes over a cached prefix and their own ancestors."""
 
 from pallas_kernels.tree_attention.op import describe, supports, tree_attention
-from pallas_kernels.tree_attention.reference import Plan, attend, plan
+from pallas_kernels.tree_attention.reference import Plan, plan
 
-__all__ = ["Plan", "attend", "describe", "plan", "supports", "tree_attention"]
+__all__ = ["Plan", "describe", "plan", "supports", "tree_attention"]

@@ -5,14 +5,14 @@ from pathlib import Path
 import pytest
 
 from experiments import compile_facts, compilers
-from experiments.kernel_cases import Attention, Cache, Rejection, case
+from experiments.kernel_cases import Attention, Cache, Case, Rejection, case, op_of
 from pallas_kernels import shapes
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "kernels.md"
 SMALL = case("llama-3.1-8b", 2, 5, 2048)
 
 
-def facts(chip: str, *wanted: compile_facts.Case) -> str:
+def facts(chip: str, *wanted: Case) -> str:
     return compile_facts.facts(wanted, (), [chip], lambda text: None)
 
 
@@ -74,4 +74,4 @@ def test_the_page_has_every_op_and_chip() -> None:
     for title in ("TPU v5e", "TPU v6e", "TPU v5p", "H100"):
         assert f"### {title}\n\n| op |" in generated
     for of in compile_facts.cases():
-        assert f"| {compile_facts.op_of(of)} | {of.name} |" in generated
+        assert f"| {op_of(of)} | {of.name} |" in generated

@@ -1,4 +1,4 @@
-"""A tree drafter's cache after some rounds against one that is filled anew."""
+"""What the tests of tree drafters share: requests, and a cache against one that is filled anew."""
 
 from __future__ import annotations
 
@@ -17,9 +17,23 @@ from jspec.model import Model
 from jspec.models.parameters import TransformerParams
 from jspec.models.transformer import Transformer
 from jspec.requests import Request
+from jspec.sampling_params import SamplingParams
+from tests import tiny
 
+NEW = 30
 ROUNDS = 5
 WIDTH = 64  # slots compared, all that the rounds fill
+
+
+def requests(temperature: float = 0.0, new: int = NEW) -> list[Request]:
+    params = SamplingParams(
+        temperature=temperature,
+        seed=3,
+        max_new_tokens=new,
+        repetition_penalty=1.2,
+        bad_words=((11,), (12, 13)),
+    )
+    return [Request(prompt, params) for prompt in tiny.prompts(5)]
 
 
 @functools.partial(jax.jit, static_argnames="functions")

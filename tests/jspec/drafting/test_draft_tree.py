@@ -14,12 +14,10 @@ from jspec.drafting.draft_model import draft_model
 from jspec.drafting.draft_tree import Draws, draft_tree
 from jspec.errors import InputError
 from jspec.generation import Decoder, run_chunk
-from jspec.requests import Completion, Request
-from jspec.sampling_params import SamplingParams
+from jspec.requests import Completion
 from tests import tiny
-from tests.jspec.drafting.draft_caches import check_caches
+from tests.jspec.drafting.draft_caches import NEW, check_caches, requests
 
-NEW = 30
 TARGET = tiny.model()
 NEARBY = tiny.nearby(TARGET.params, 0.1)
 TREE = (-1, 0, 0, 1, 1, 2, 3, 6)
@@ -31,17 +29,6 @@ DRAWS: tuple[Draws, ...] = ("top-k", "without-replacement", "independent")
 def quickly() -> Iterator[None]:
     with tiny.quick_compilation():
         yield
-
-
-def requests(temperature: float = 0.0, new: int = NEW) -> list[Request]:
-    params = SamplingParams(
-        temperature=temperature,
-        seed=3,
-        max_new_tokens=new,
-        repetition_penalty=1.2,
-        bad_words=((11,), (12, 13)),
-    )
-    return [Request(prompt, params) for prompt in tiny.prompts(5)]
 
 
 @functools.cache

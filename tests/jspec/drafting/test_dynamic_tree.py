@@ -23,12 +23,10 @@ from jspec.drafting.dynamic_tree import (
 from jspec.drafting.protocol import Context, PointMass, Proposal
 from jspec.errors import InputError
 from jspec.generation import Decoder
-from jspec.requests import Request
 from jspec.sampling_params import SamplingParams
 from tests import table_models, tiny
-from tests.jspec.drafting.draft_caches import check_caches
+from tests.jspec.drafting.draft_caches import NEW, check_caches, requests
 
-NEW = 30
 TARGET = tiny.model()
 NEARBY = tiny.nearby(TARGET.params, 0.1)
 
@@ -122,17 +120,6 @@ def test_the_tree_of_each_row() -> None:
 
 
 # --- through the loop -----------------------------------------------------------------------------
-
-
-def requests(temperature: float = 0.0, new: int = NEW) -> list[Request]:
-    params = SamplingParams(
-        temperature=temperature,
-        seed=3,
-        max_new_tokens=new,
-        repetition_penalty=1.2,
-        bad_words=((11,), (12, 13)),
-    )
-    return [Request(prompt, params) for prompt in tiny.prompts(5)]
 
 
 def drafter() -> BoundDrafter:
