@@ -133,7 +133,10 @@ class Drafter(Protocol):
 
     @property
     def feature_layers(self) -> tuple[int, ...]:
-        """Target layers whose output `extend` and `absorb` are given."""
+        """Target layers whose output `extend` and `absorb` are given.
+
+        The target's number of layers stands for its normed output, which its head reads.
+        """
         ...
 
     def init(self, batch: int, capacity: int, dtype: DTypeLike) -> Any:

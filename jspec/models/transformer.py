@@ -105,7 +105,8 @@ class Transformer:
             tokens: [B, T] int32.
             cache: prefix of each row; the nodes' entries are written past its length, which stays.
             topology: of the T nodes, each row's own or shared; node t's position is length + depth.
-            feature_layers: layers whose residual output a drafter wants.
+            feature_layers: layers whose residual output a drafter wants; the number of layers
+                stands for the normed output.
 
         Returns:
             The normed output [D, B * T] (rows ordered b-major) for `logits`, the cache with the
@@ -155,6 +156,7 @@ class Transformer:
                 x = x + mixed
             outputs.append(x)
         normed = self._norm(x, params.final_norm)
+        outputs.append(normed)
         cache = dataclasses.replace(cache, keys=tuple(keys), values=tuple(values))
         return normed, cache, tuple(outputs[layer] for layer in feature_layers)
 

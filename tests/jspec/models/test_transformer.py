@@ -50,7 +50,7 @@ def run(
 ) -> tuple[jax.Array, KVCache, tuple[jax.Array, ...]]:
     """Return logits [B, T, V], the cache and every layer's features [D, B * T]."""
     model = Transformer(config)
-    layers = tuple(range(config.num_layers))
+    layers = tuple(range(config.num_layers + 1))
     hidden, cache, features = model.forward(params, tokens, cache, topology, layers)
     return model.logits(params, hidden).reshape(*tokens.shape, -1), cache, features
 
@@ -72,9 +72,12 @@ def test_prefill_and_features(name: str) -> None:
     expected, residuals = tiny.to_numpy(config, params).run(tokens)
     np.testing.assert_allclose(logits[0], expected, rtol=1e-4, atol=1e-4)
     assert logits.dtype == jnp.float32
-    assert len(features) == config.num_layers
-    for found, residual in zip(features, residuals, strict=True):
+    assert len(features) == config.num_layers + 1
+    for found, residual in zip(features[:-1], residuals, strict=True):
         np.testing.assert_allclose(found.T, residual, rtol=1e-4, atol=1e-4)
+    # After the last layer's comes the normed output, which the head reads.
+    head = params.embedding if params.head is None else params.head
+    np.testing.assert_allclose(features[-1].T @ head.T, expected, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("name", ["biases", "llama3"])
