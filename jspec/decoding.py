@@ -148,15 +148,29 @@ def _record_prompt(
     return dataclasses.replace(state, logprobs=kept)
 
 
-def catch_up(drafter: Drafter, width: int, drafter_params: Any, state: DecodeState) -> DecodeState:
+def catch_up(
+    target: Target,
+    drafter: Drafter,
+    width: int,
+    params: Any,
+    drafter_params: Any,
+    state: DecodeState,
+) -> DecodeState:
     """Let a drafter take in what was committed while it was not wanted.
 
+    For a drafter with `feature_layers` the target runs over these tokens again: of its features
+    nothing is left. Its cache's entries of them are written anew, and its length stays.
+
     Args:
-        drafter: static; one without `feature_layers`.
+        target: static.
+        drafter: static.
         width: static, tokens a row and step.
+        params: the target's.
         drafter_params: the drafter's.
         state: of the rows.
     """
+    layers = drafter.feature_layers
+    chain = trees.chain(width - 1)
 
     def missing(state: DecodeState) -> jax.Array:
         behind = state.length - 1 - drafter.synced(state.drafter, state.length)
@@ -164,9 +178,19 @@ def catch_up(drafter: Drafter, width: int, drafter_params: Any, state: DecodeSta
 
     def step(state: DecodeState) -> DecodeState:
         count = jnp.clip(missing(state), 0, width)
-        tokens = _following(state.tokens, drafter.synced(state.drafter, state.length), width)
-        inner = drafter.extend(drafter_params, state.drafter, tokens, count, ())
-        return dataclasses.replace(state, drafter=inner)
+        start = drafter.synced(state.drafter, state.length)
+        tokens = _following(state.tokens, start, width)
+        features: tuple[jax.Array, ...] = ()
+        cache = state.cache
+        if layers:
+            # Rows that lack nothing write past their prefix.
+            rerun = jnp.where(count > 0, start, cache.length)
+            _, rewritten, features = target.forward(
+                params, tokens, dataclasses.replace(cache, length=rerun), chain, layers
+            )
+            cache = dataclasses.replace(rewritten, length=cache.length)
+        inner = drafter.extend(drafter_params, state.drafter, tokens, count, features)
+        return dataclasses.replace(state, cache=cache, drafter=inner)
 
     return jax.lax.while_loop(lambda s: jnp.any(missing(s) > 0), step, state)
 

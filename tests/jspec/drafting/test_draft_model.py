@@ -30,7 +30,19 @@ GAMMA = 3
 TARGET = tiny.model()
 NEARBY = draft_model(TARGET.config, tiny.nearby(TARGET.params, 0.1))
 chunk = jax.jit(decoding.decode_chunk, static_argnames="program")
-catch_up = jax.jit(decoding.catch_up, static_argnames=("drafter", "width"))
+_catch_up = jax.jit(decoding.catch_up, static_argnames=("target", "drafter", "width"))
+
+
+def catch_up(state: DecodeState, width: int) -> DecodeState:
+    after = _catch_up(
+        target=TARGET.functions,
+        drafter=NEARBY.drafter,
+        width=width,
+        params=TARGET.params,
+        drafter_params=NEARBY.params,
+        state=state,
+    )
+    return after
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -127,7 +139,7 @@ def test_catching_up_after_rounds_without_speculation() -> None:
     np.testing.assert_array_equal(paused.drafter.length, together.drafter.length)
     # .. and it takes in what it missed in steps of any width.
     for width in (4, 16):
-        ready = catch_up(NEARBY.drafter, width, NEARBY.params, paused)
+        ready = catch_up(paused, width)
         np.testing.assert_array_equal(ready.drafter.length, paused.length - 1)
         np.testing.assert_array_equal(ready.cache.length, paused.cache.length)
         check_cache(ready.drafter, NEARBY.params, ready)
@@ -135,14 +147,14 @@ def test_catching_up_after_rounds_without_speculation() -> None:
     fresh = dataclasses.replace(
         paused, drafter=NEARBY.drafter.init(3, paused.cache.capacity, jnp.float32)
     )
-    fresh = catch_up(NEARBY.drafter, 16, NEARBY.params, fresh)
+    fresh = catch_up(fresh, 16)
     ready, fresh = advance(ready, GAMMA, 6), advance(fresh, GAMMA, 6)
     np.testing.assert_array_equal(ready.tokens, fresh.tokens)
     np.testing.assert_array_equal(ready.trace.rounds, fresh.trace.rounds)
     last = [rounds.counted(ready, int(paused.length[row]), row) for row in range(3)]
     assert sum(int(counts.accepted.sum()) for counts in last) > 0
     # Nothing to do is done at once.
-    same = catch_up(NEARBY.drafter, 16, NEARBY.params, prefilled())
+    same = catch_up(prefilled(), 16)
     np.testing.assert_array_equal(same.drafter.length, same.length - 1)
 
 
