@@ -148,24 +148,16 @@ class DraftTreeDrafter(TreeCacheDrafter[DraftTreeParams]):
         return ids[:, parents, params.ranks], best[:, parents, params.ranks]
 
 
-def draft_tree(
-    config: ModelConfig,
-    params: TransformerParams,
-    parents: Sequence[int],
-    draws: Draws = "without-replacement",
-    kernels: Kernels = kv.DEFAULT_KERNELS,
-) -> BoundDrafter:
-    """Return a drafter that drafts a tree from a language model of the target's tokenizer.
+def checked_tree(parents: Sequence[int], draws: Draws, tokens: int) -> Topology:
+    """Return the topology of a tree to be drafted.
 
     Args:
-        config: of the draft model.
-        params: of the draft model.
         parents: the tree, as for `trees.from_parents`.
         draws: how children are chosen.
-        kernels: what its programs ask for.
+        tokens: how many the drafter can propose.
 
     Raises:
-        InputError: the tree is none, or has no drafts.
+        InputError: the tree is none, has no drafts, or more children of a node than tokens.
     """
     require(is_list(parents), "parents", parents, "is no list", "give -1, then earlier nodes")
     require(
@@ -185,18 +177,41 @@ def draft_tree(
     require(
         draws in get_args(Draws), "draws", draws, "is not a choice", f"use one of {get_args(Draws)}"
     )
+    children = max(list(parents).count(node) for node in range(len(parents)))
+    require(
+        children <= tokens,
+        "parents",
+        tuple(parents),
+        f"has a node of {children} children, of only {tokens} tokens",
+        "give a narrower tree",
+    )
+    return topology
+
+
+def draft_tree(
+    config: ModelConfig,
+    params: TransformerParams,
+    parents: Sequence[int],
+    draws: Draws = "without-replacement",
+    kernels: Kernels = kv.DEFAULT_KERNELS,
+) -> BoundDrafter:
+    """Return a drafter that drafts a tree from a language model of the target's tokenizer.
+
+    Args:
+        config: of the draft model.
+        params: of the draft model.
+        parents: the tree, as for `trees.from_parents`.
+        draws: how children are chosen.
+        kernels: what its programs ask for.
+
+    Raises:
+        InputError: the tree is none, or has no drafts.
+    """
+    topology = checked_tree(parents, draws, config.vocab_size)
     ranks = [list(parents[:node]).count(parent) for node, parent in enumerate(parents)]
     # A tree that happens to be a chain is verified as a tree's drafts ask for, and by the program
     # of every tree of its size.
     topology = dataclasses.replace(jax.tree.map(jnp.asarray, topology), is_chain=False)
-    children = max(list(parents).count(node) for node in range(len(parents)))
-    require(
-        children <= config.vocab_size,
-        "parents",
-        tuple(parents),
-        f"has a node of {children} children, of only {config.vocab_size} tokens",
-        "give a narrower tree",
-    )
     return BoundDrafter(
         f"draft-tree-{len(parents) - 1}",
         DraftTreeDrafter(Transformer(config, kernels), len(parents) - 1, draws),

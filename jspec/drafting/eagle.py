@@ -48,8 +48,7 @@ class EagleDrafter(EagleStateDrafter[EagleChainParams]):
     ) -> tuple[Proposal, EagleState]:
         """Draw `gamma` drafts a row under the row's own transforms."""
         batch = context.length.shape[0]
-        output, cache = self.take_in(params, state, context, gamma + 1)
-        true = cache.length
+        output, true = self.take_in(params, state, context, gamma + 1)
 
         def choose(step: jax.Array, output: jax.Array, drafted: Drafted) -> Drafted:
             logits = self.logits(params, output, context.vocab_size)
@@ -67,11 +66,9 @@ class EagleDrafter(EagleStateDrafter[EagleChainParams]):
 
         first = choose(jnp.int32(0), output, chain_draws.nothing(context, gamma))
         # A loop, so that a program is compiled for one step, however many there are.
-        drafted, _, cache = jax.lax.fori_loop(1, gamma, step, (first, output, cache))
-        proposal = drafted.proposal(self.deepest(dataclasses.replace(cache, length=true), context))
-        # Guesses are no entries: the next round overwrites them.
-        cache = dataclasses.replace(cache, length=true)
-        return proposal, dataclasses.replace(state, cache=cache, count=jnp.zeros_like(state.count))
+        drafted, _, cache = jax.lax.fori_loop(1, gamma, step, (first, output, true))
+        proposal = drafted.proposal(self.deepest(true, context))
+        return proposal, self.without_guesses(state, cache, true)
 
 
 def checked(target: ModelConfig, config: EagleConfig) -> EagleConfig:

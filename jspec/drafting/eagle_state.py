@@ -160,6 +160,18 @@ class EagleStateDrafter(Generic[Params]):
         column = jnp.arange(batch, dtype=jnp.int32) * width + last
         return jnp.take(output, column, axis=1), kv.commit(cache, state.count)
 
+    def rooted(self, cache: KVCache) -> KVCache:
+        """Return the cache with its last entry, which is the tree's root, in the scratch."""
+        return dataclasses.replace(cache, length=jnp.maximum(cache.length - 1, 0))
+
+    def without_guesses(self, state: EagleState, cache: KVCache, true: KVCache) -> EagleState:
+        """Return the state after drafting: `cache`, of which only the entries of `true` are kept.
+
+        The next round overwrites the others.
+        """
+        cache = dataclasses.replace(cache, length=true.length)
+        return dataclasses.replace(state, cache=cache, count=jnp.zeros_like(state.count))
+
     def logits(self, params: Params, output: jax.Array, vocab_size: int) -> jax.Array:
         """Return the [rows, V] float32 logits after outputs [D, rows], over all target tokens."""
         logits = self.head.draft_logits(params.head, output)
