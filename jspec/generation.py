@@ -101,6 +101,14 @@ class Decoder:
             f"is not the {drafts} drafts of the drafter's tree",
             f"leave it out, or give gamma={drafts}, or 0 for plain decoding",
         )
+        most = drafter.most_drafts if drafter is not None else None
+        require(
+            most is None or speculation.gamma <= most,
+            "gamma",
+            speculation.gamma,
+            f"is above the {most} drafts that the drafter can make",
+            f"give gamma={most} or less",
+        )
         require_integer("batch_size", batch_size)
         require(batch_size >= 1, "batch_size", batch_size, "is below 1", "decode at least one row")
         require_integer("prefill_width", prefill_width)
@@ -272,4 +280,11 @@ def default_speculation(drafter: object) -> SpeculationConfig:
     """Return what holds where nothing is asked for."""
     if not isinstance(drafter, BoundDrafter):
         return SpeculationConfig() if drafter is not None else SpeculationConfig(gamma=0)
-    return SpeculationConfig() if drafter.drafts is None else SpeculationConfig(drafter.drafts)
+    if drafter.drafts is not None:
+        return SpeculationConfig(drafter.drafts)
+    most = drafter.most_drafts
+    return (
+        SpeculationConfig()
+        if most is None
+        else SpeculationConfig(min(most, SpeculationConfig.gamma))
+    )

@@ -30,6 +30,8 @@ class TableTarget:
 
     The token before (a node's parent) is read from the cache, which holds token ids as its keys: a
     cache that is wrong by one entry gives another law.
+
+    Its feature of a node, in every layer, is the node's token, one-hot.
     """
 
     vocab_size: int
@@ -59,7 +61,8 @@ class TableTarget:
         slot = cache.length[:, None] + topology.by_row().parents
         before = jnp.take_along_axis(keys[:, 0, :, 0], jnp.maximum(slot, 0), axis=1)
         state = before.astype(jnp.int32) * self.vocab_size + tokens
-        return state.reshape(1, -1), cache, ()
+        feature = jax.nn.one_hot(tokens.reshape(-1), self.vocab_size, axis=0)
+        return state.reshape(1, -1), cache, (feature,) * len(feature_layers)
 
     def logits(self, params: jax.Array, hidden: jax.Array) -> jax.Array:
         return jnp.take(params.reshape(-1, self.vocab_size), hidden[0], axis=0)

@@ -18,9 +18,11 @@ class BoundDrafter:
         params: their parameters, () where there are none.
         drafts: how many it proposes a round where it can't be told (the nodes of its tree but the
             root), None where gamma says.
+        most_drafts: of a chain, where it can't be longer; None where it can.
     """
 
     name: str
     drafter: Drafter
     params: Any = ()
     drafts: int | None = None
+    most_drafts: int | None = None

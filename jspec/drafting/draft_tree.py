@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jspec import cache as kv
-from jspec import randomness, sampling, trees
+from jspec import randomness, sampling, tree_shapes, trees
 from jspec.cache import KVCache
 from jspec.config import ModelConfig
 from jspec.drafting import BoundDrafter
@@ -148,16 +148,19 @@ class DraftTreeDrafter(TreeCacheDrafter[DraftTreeParams]):
         return ids[:, parents, params.ranks], best[:, parents, params.ranks]
 
 
-def checked_tree(parents: Sequence[int], draws: Draws, tokens: int) -> Topology:
-    """Return the topology of a tree to be drafted.
+def static_tree(
+    parents: Sequence[int], vocab_size: int, draws: Draws = "top-k"
+) -> tuple[Topology, jax.Array]:
+    """Return a static tree as drafters take it, and the [T] place of each node among its siblings.
 
     Args:
         parents: the tree, as for `trees.from_parents`.
+        vocab_size: tokens that a drafter can choose among.
         draws: how children are chosen.
-        tokens: how many the drafter can propose.
 
     Raises:
-        InputError: the tree is none, has no drafts, or more children of a node than tokens.
+        InputError: the tree is none, has no drafts, or a node has more children than tokens; or
+            `draws` is no choice.
     """
     require(is_list(parents), "parents", parents, "is no list", "give -1, then earlier nodes")
     require(
@@ -177,15 +180,18 @@ def checked_tree(parents: Sequence[int], draws: Draws, tokens: int) -> Topology:
     require(
         draws in get_args(Draws), "draws", draws, "is not a choice", f"use one of {get_args(Draws)}"
     )
-    children = max(list(parents).count(node) for node in range(len(parents)))
+    ranks = tree_shapes.ranks(parents)
     require(
-        children <= tokens,
+        max(ranks) < vocab_size,
         "parents",
         tuple(parents),
-        f"has a node of {children} children, of only {tokens} tokens",
+        f"has a node of {max(ranks) + 1} children, of only {vocab_size} tokens",
         "give a narrower tree",
     )
-    return topology
+    # A tree that happens to be a chain is verified as a tree's drafts ask for, and by the program
+    # of every tree of its size.
+    topology = dataclasses.replace(jax.tree.map(jnp.asarray, topology), is_chain=False)
+    return topology, jnp.asarray(np.array(ranks, np.int32))
 
 
 def draft_tree(
@@ -207,14 +213,10 @@ def draft_tree(
     Raises:
         InputError: the tree is none, or has no drafts.
     """
-    topology = checked_tree(parents, draws, config.vocab_size)
-    ranks = [list(parents[:node]).count(parent) for node, parent in enumerate(parents)]
-    # A tree that happens to be a chain is verified as a tree's drafts ask for, and by the program
-    # of every tree of its size.
-    topology = dataclasses.replace(jax.tree.map(jnp.asarray, topology), is_chain=False)
+    topology, ranks = static_tree(parents, config.vocab_size, draws)
     return BoundDrafter(
         f"draft-tree-{len(parents) - 1}",
         DraftTreeDrafter(Transformer(config, kernels), len(parents) - 1, draws),
-        DraftTreeParams(params, topology, jnp.asarray(np.array(ranks, np.int32))),
+        DraftTreeParams(params, topology, ranks),
         drafts=len(parents) - 1,
     )

@@ -20,7 +20,7 @@ from jspec import randomness, sampling, trees
 from jspec.cache import KVCache
 from jspec.config import ModelConfig
 from jspec.drafting import BoundDrafter
-from jspec.drafting.draft_tree import Draws, checked_tree
+from jspec.drafting.draft_tree import Draws, static_tree
 from jspec.drafting.eagle import checked
 from jspec.drafting.eagle_state import EagleState, EagleStateDrafter
 from jspec.drafting.protocol import (
@@ -269,7 +269,7 @@ def eagle_tree(
             children of a node than the head has tokens.
     """
     head = EagleHead(checked(target_config, config), kernels)
-    checked_tree(parents, draws, config.layer.vocab_size)
+    static_tree(parents, config.layer.vocab_size, draws)
     levels = _levels(parents)
     width = max([len(level) for level in levels[:-1]], default=1)
     children = max(list(parents).count(node) for node in range(len(parents)))

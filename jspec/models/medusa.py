@@ -11,7 +11,10 @@ import dataclasses
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
+from jspec.models import linear
+from jspec.models.linear import matmul
 from jspec.models.parameters import TensorSpec
 
 
@@ -67,3 +70,36 @@ def declare(config: MedusaConfig) -> MedusaParams:
         heads=None,
         vocabulary=None,
     )
+
+
+def forward(params: MedusaParams, feature: jax.Array) -> jax.Array:
+    """Return every head's logits.
+
+    Args:
+        params: of K heads.
+        feature: [D, rows], the target's normed output at the token before the pending one, in the
+            parameters' dtype.
+
+    Returns:
+        [K, rows, Vd] float32; head k's are of the token k + 2 places after the feature's.
+    """
+    heads, blocks, width = params.biases.shape
+    rows = feature.shape[1]
+    x = jnp.broadcast_to(feature, (heads, width, rows))
+    for block in range(blocks):
+        bias = params.biases[:, block, :, None]
+        if block == 0:
+            # All heads read the same: one product.
+            mixed = matmul(params.weights[:, 0], feature).reshape(x.shape)
+        else:
+            mixed = jnp.stack(
+                [matmul(params.weights[head, block], x[head]) for head in range(heads)]
+            )
+        x = x + jax.nn.silu(mixed + bias)
+    if jax.tree.leaves(params.heads)[0].ndim == 3:
+        own = [
+            jax.tree.map(lambda leaf, head=head: leaf[head], params.heads) for head in range(heads)
+        ]
+        return jnp.stack([linear.head(weight, x[head]) for head, weight in enumerate(own)])
+    columns = jnp.swapaxes(x, 0, 1).reshape(width, heads * rows)
+    return linear.head(params.heads, columns).reshape(heads, rows, -1)
