@@ -32,6 +32,7 @@ from experiments import (
     models,
     paths,
     prompts,
+    results,
     rows,
     runs,
 )
@@ -282,6 +283,8 @@ def _finish(job: _Job) -> int:
         job.status.say(
             "To do the failed rows again, add --retry_failed; corrected rows are a job of their own"
         )
+    if not job.totals.lossless:
+        job.status.say(results.LOSSY)
     job.status.say(f"Results: {job.results.path}")
     return 1 if failed else 0
 

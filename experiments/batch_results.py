@@ -57,6 +57,7 @@ def _sample(completion: Completion) -> dict[str, Any]:
         "token_ids": completion.token_ids,
         "finish_reason": completion.finish_reason,
         "stop_reason": completion.stop_reason,
+        "lossless": completion.lossless,
         "counters": _counters(completion),
         "timing": dataclasses.asdict(completion.timing),
         **completion.known_logprobs(),
@@ -147,6 +148,7 @@ class Totals:
         rows: lines.
         failed: those with an error.
         generated_tokens: of all answers.
+        lossless: no answer was verified by a lossy rule.
     """
 
     def __init__(self) -> None:
@@ -157,6 +159,7 @@ class Totals:
         self._reasons: collections.Counter[str] = collections.Counter()
         self._counts: collections.Counter[str] = collections.Counter()
         self._overlap = 0.0
+        self.lossless = True
 
     def add(self, line: Mapping[str, Any]) -> None:
         """Add a line."""
@@ -170,6 +173,7 @@ class Totals:
 
     def _add_sample(self, sample: Mapping[str, Any]) -> None:
         self.generated_tokens += len(sample["token_ids"])
+        self.lossless &= bool(sample.get("lossless", True))
         counters = sample["counters"]
         if counters is not None:
             self._counts.update({name: counters[name] for name in _COUNTS})
@@ -186,6 +190,7 @@ class Totals:
             "label": "measured",
             "rows": self.rows,
             "failed": self.failed,
+            "lossless": self.lossless,
             "finish_reasons": dict(sorted(self._reasons.items())),
             "prompt_tokens": self._prompt_tokens,
             "generated_tokens": self.generated_tokens,

@@ -122,6 +122,7 @@ def _run() -> int:
     prompts = workloads.read(path, workloads.PER_CATEGORY.value)
     sampling = flags.sampling_params()
     speculation = drafters.speculation(rounds_per_chunk=64)
+    drafters.require_lossless(speculation)
     require(
         speculation.gamma > 0,
         "drafter",

@@ -47,6 +47,7 @@ def run() -> int:
     sampling = flags.sampling_params()
     # One round a chunk shows which tokens were drafts: all but the last of each round.
     speculation = drafters.speculation(rounds_per_chunk=1)
+    drafters.require_lossless(speculation)
     empty = flags.DRAFTER if flags.DRAFTER.value == "none" else flags.GAMMA
     require(
         speculation.gamma > 0,

@@ -171,6 +171,21 @@ def speculation(rounds_per_chunk: int) -> SpeculationConfig:
     return speculation_of(tree_flags.choice(), rounds_per_chunk)
 
 
+def require_lossless(speculation: SpeculationConfig) -> None:
+    """Refuse a lossy rule where outputs are compared with plain decoding's.
+
+    Raises:
+        InputError: the rule is lossy.
+    """
+    require(
+        speculation.lossless,
+        "verification",
+        speculation.verification,
+        "is lossy, and this experiment compares speculation with plain decoding as equals",
+        "use token or block, or --experiment=generate or batch",
+    )
+
+
 def speculation_of(tree: Choice | None, rounds_per_chunk: int) -> SpeculationConfig:
     """Return what the flags say about speculation with this tree, or with a chain."""
     if flags.ROUNDS_PER_CHUNK.value is not None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import dataclasses
 import secrets
 from collections.abc import Sequence
-from typing import TypeVar
+from typing import TypeVar, get_args
 
 from absl import flags
 
 from jspec import hub
-from jspec.config import SpeculationConfig
+from jspec.config import SpeculationConfig, Verification
 from jspec.errors import InputError
 from jspec.sampling_params import SamplingParams
 
@@ -95,8 +95,10 @@ DRAWS = flags.DEFINE_enum(
 VERIFICATION = flags.DEFINE_enum(
     "verification",
     SpeculationConfig.verification,
-    ["token", "block"],
-    "Rule by which drafts are accepted; the output's law is the target's under both.",
+    list(get_args(Verification)),
+    "Rule by which drafts are accepted. Under token and block the output's law is exactly the "
+    "target's. typical (Medusa's) is LOSSY: it accepts more, and the output has another law; all "
+    "results say so.",
 )
 
 TEMPERATURE = flags.DEFINE_float(

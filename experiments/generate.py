@@ -119,6 +119,7 @@ def _record(
             "token_ids": completion.token_ids,
             "finish_reason": completion.finish_reason,
             "stop_reason": completion.stop_reason,
+            "lossless": completion.lossless,
             **completion.known_logprobs(),
         },
     )
@@ -153,6 +154,8 @@ def _finish(
     note = (
         "tokens/s and TPOT (time a token) leave out prefill and compilation; wall has everything."
     )
+    if not sums["lossless"]:
+        note = f"{results.LOSSY}\n{note}"
     run.write_text(TABLE, f"{tables.render(header, [row])}\n{note}\n")
     extra: dict[str, Any] = {"drafter": drafter, "tokens_per_second": rate, "wall": wall}
     run.summarize(sums | extra | {"warnings": [warning] if warning else []})

@@ -22,6 +22,7 @@ from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 from tqdm import tqdm
 
 import jspec
+from experiments import results
 from jspec import metrics, sampling_params
 from jspec.errors import InputError, require
 from jspec.requests import Completion, Request
@@ -42,7 +43,8 @@ class JspecLM(TemplateLM):  # type: ignore[misc]
         draft_model: for drafter=draft-model, as for `jspec.load`.
         exit_layers: for drafter=early-exit.
         gamma: drafts a round.
-        verification: token or block.
+        verification: token or block; or typical, which is lossy, so that what is evaluated is no
+            longer the target alone; a warning says so, and the harness's results have the argument.
         dtype: of weights and cache.
         weights: same or int8.
         batch_size: most rows decoded together.
@@ -85,6 +87,8 @@ class JspecLM(TemplateLM):  # type: ignore[misc]
         bound = _drafter(target, drafter, draft_model, exit_layers, dtype)
         most = (gamma if gamma is not None else jspec.SpeculationConfig.gamma) if bound else 0
         speculation = jspec.SpeculationConfig(int(most), verification)  # type: ignore[arg-type]
+        if not speculation.lossless:
+            _LOG.warning(results.LOSSY)
         self.decoder = jspec.Decoder(target, bound, speculation, batch_size=int(batch_size))
         self.completions: list[Completion] = []
         self._encode = target.tokenizer

@@ -17,6 +17,12 @@ TERMS = (
     "plain decoding has 1. Acceptance: share of the proposed drafts that the target kept."
 )
 
+# Stands with whatever is said of such results.
+LOSSY = (
+    "LOSSY: --verification=typical accepts drafts that the target merely finds typical, so these\n"
+    "outputs do not have the target's law."
+)
+
 
 @dataclasses.dataclass(frozen=True)
 class Measured:
@@ -51,6 +57,7 @@ class Measured:
             "first_round_tokens": self.first_tokens,
             "finish_reason": done.finish_reason,
             "error": done.error,
+            "lossless": done.lossless,
             "timing": dataclasses.asdict(done.timing),
             "tpot": self.tpot,
             "overlap": done.counts.overlap.tolist(),
@@ -90,6 +97,7 @@ def summary(measured: Sequence[Measured]) -> dict[str, Any]:
     return {
         "label": "measured",
         "requests": len(measured),
+        "lossless": all(m.completion.lossless for m in measured),
         "prompt_tokens": sum(m.prompt_tokens for m in measured),
         "generated_tokens": sum(len(m.completion.token_ids) for m in measured),
         "finish_reasons": {reason: reasons.count(reason) for reason in sorted(set(reasons))},

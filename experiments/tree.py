@@ -223,6 +223,7 @@ def _measure(rates: Rates | None, sampling: SamplingParams) -> int:
     )
     drafters.check_drafter()
     choice = tree_flags.choice()
+    drafters.require_lossless(drafters.speculation_of(choice, rounds_per_chunk=64))
     require(
         drafter == "ngram" or choice is not None,
         "tree",

@@ -131,7 +131,7 @@ def choice(drafter: str | None = None) -> Choice | None:
             "leave it out, or give a tree of fixed shape",
         )
     require(
-        flags.VERIFICATION.value == "token",
+        flags.VERIFICATION.value != "block",
         "verification",
         flags.VERIFICATION.value,
         "is a rule for chains, and --tree makes trees",

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from jspec.api import Prompt, generate, stream, to_token_ids
-    from jspec.config import ModelConfig, RopeConfig, SpeculationConfig
+    from jspec.config import ModelConfig, RopeConfig, SpeculationConfig, TypicalAcceptance
     from jspec.drafting import BoundDrafter
     from jspec.drafting.ngram import ngram
     from jspec.drafting.ngram_tree import ngram_tree
@@ -50,6 +50,7 @@ _HOMES = {
     "RopeConfig": ("jspec.config", "RopeConfig"),
     "SamplingParams": ("jspec.sampling_params", "SamplingParams"),
     "SpeculationConfig": ("jspec.config", "SpeculationConfig"),
+    "TypicalAcceptance": ("jspec.config", "TypicalAcceptance"),
     "TokenLogProbs": ("jspec.requests", "TokenLogProbs"),
     "draft_model": ("jspec.model", "draft_model_for"),
     "draft_tree": ("jspec.model", "draft_tree_for"),
@@ -78,6 +79,7 @@ __all__ = [
     "SamplingParams",
     "SpeculationConfig",
     "TokenLogProbs",
+    "TypicalAcceptance",
     "draft_model",
     "draft_tree",
     "dynamic_draft_tree",

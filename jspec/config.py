@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Literal, cast
+from typing import Literal, cast, get_args
 
 from jspec.errors import InputError, is_finite, require, require_integer, require_number
 
 Activation = Literal["silu", "gelu_tanh"]
-Verification = Literal["token", "block"]
+Verification = Literal["token", "block", "typical"]
 
 _CHECK_ROPE = "check the checkpoint's rope scaling"
 # Positions, ids and offsets are int32.
@@ -240,13 +240,43 @@ class ModelConfig:
 
 
 @dataclasses.dataclass(frozen=True)
+class TypicalAcceptance:
+    """Parameters of `jspec.typical_acceptance`; the defaults are those of Medusa's authors.
+
+    Attributes:
+        epsilon: a draft of a higher probability is accepted whatever the entropy; in (0, 1).
+        delta: the share of exp(-entropy) that suffices; positive.
+    """
+
+    epsilon: float = 0.09
+    delta: float = 0.3
+
+    def __post_init__(self) -> None:
+        for field in ("epsilon", "delta"):
+            require_number(f"typical.{field}", getattr(self, field))
+        require(
+            0 < self.epsilon < 1,
+            "typical.epsilon",
+            self.epsilon,
+            "is outside (0, 1)",
+            "give a probability",
+        )
+        require(
+            self.delta > 0, "typical.delta", self.delta, "is not positive", "give a positive share"
+        )
+
+
+@dataclasses.dataclass(frozen=True)
 class SpeculationConfig:
     """How much to speculate and by which rule drafts are verified.
 
     Attributes:
         gamma: draft tokens a round; 0 is plain decoding through the same loop.
         verification: "token" (Leviathan et al. 2023, arXiv 2211.17192) or "block" (Sun et al.,
-            arXiv 2403.10444); both leave the output law exactly the target's.
+            arXiv 2403.10444), which leave the output law exactly the target's; or "typical", which
+            is LOSSY: it accepts whatever the target finds typical enough, and the output has
+            another law (Cai et al. 2024, arXiv 2401.10774).
+        typical: parameters of "typical", of no effect with another rule.
         rounds_per_chunk: rounds that run on the device between two looks of the host. Large for
             offline generation, small for streaming; it never changes the tokens.
     """
@@ -254,6 +284,7 @@ class SpeculationConfig:
     gamma: int = 7
     verification: Verification = "token"
     rounds_per_chunk: int = 64
+    typical: TypicalAcceptance = TypicalAcceptance()
 
     def __post_init__(self) -> None:
         require_integer("gamma", self.gamma)
@@ -266,11 +297,18 @@ class SpeculationConfig:
             "give 0 for plain decoding, or a chain of up to 127 drafts",
         )
         require(
-            isinstance(self.verification, str) and self.verification in ("token", "block"),
+            isinstance(self.verification, str) and self.verification in get_args(Verification),
             "verification",
             self.verification,
             "is not a rule",
-            "use token or block",
+            "use token or block, or typical, which is lossy",
+        )
+        require(
+            isinstance(self.typical, TypicalAcceptance),
+            "typical",
+            self.typical,
+            "is no TypicalAcceptance",
+            "give jspec.TypicalAcceptance(epsilon, delta)",
         )
         require(
             self.rounds_per_chunk >= 1,
@@ -279,3 +317,8 @@ class SpeculationConfig:
             "is below 1",
             "give at least one round a chunk",
         )
+
+    @property
+    def lossless(self) -> bool:
+        """Whether the output has exactly the target's law."""
+        return self.gamma == 0 or self.verification != "typical"

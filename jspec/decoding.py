@@ -17,9 +17,18 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 
 from jspec import cache as kv
-from jspec import edits, fused_verification, logprobs, randomness, sampling, trace, trees
+from jspec import (
+    edits,
+    fused_verification,
+    logprobs,
+    randomness,
+    sampling,
+    trace,
+    trees,
+    typical_acceptance,
+)
 from jspec.cache import KVCache
-from jspec.config import Verification
+from jspec.config import TypicalAcceptance, Verification
 from jspec.drafting.protocol import Context, Drafter, Outcome, PointMass, Proposal
 from jspec.state import DecodeState, Finish
 from jspec.tree_verification import verify_tree
@@ -73,6 +82,7 @@ class Program:
         gamma: drafts a round.
         verification: rule by which drafts are verified.
         kernels: which implementations of verification and of a path's move it asks for.
+        typical: parameters of the rule "typical".
     """
 
     target: Target
@@ -80,6 +90,7 @@ class Program:
     gamma: int
     verification: Verification = "token"
     kernels: Kernels = kv.DEFAULT_KERNELS
+    typical: TypicalAcceptance = typical_acceptance.DEFAULT
 
 
 def prefill(
@@ -311,9 +322,9 @@ def _verify_and_commit(
         if fused:
             verdict = fused_verification.verify(*given, keys, implementation=program.kernels)
         elif proposal.topology.is_chain:
-            verdict = verify_chain(edited(), proposal, rows, keys, rule)
+            verdict = verify_chain(edited(), proposal, rows, keys, rule, program.typical)
         else:
-            verdict = verify_tree(edited(), proposal, rows, keys)
+            verdict = verify_tree(edited(), proposal, rows, keys, rule, program.typical)
     with jax.named_scope("commit"):
         if not proposal.topology.is_chain:
             cache = kv.gather_path(cache, verdict.path, program.kernels)

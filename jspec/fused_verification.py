@@ -31,6 +31,11 @@ from pallas_kernels.rejection_sampling import (
 
 def refusal(proposal: Proposal, rule: Verification) -> str | None:
     """Return why the op doesn't have the rule that a proposal is verified by, None if it has."""
+    if rule == "typical" and proposal.tokens.shape[1] > 0:
+        return (
+            "typical acceptance wants the entropy of every p, which the kernels do not sum; ask "
+            "for verification by token, or for xla"
+        )
     if rule == "block" and proposal.topology.is_chain and proposal.tokens.shape[1] > 0:
         return (
             "block verification wants sum max(w p - q, 0) for weights w that are known only once "

@@ -88,7 +88,7 @@ class Decoder:
         )
         drafts = drafter.drafts if drafter is not None else None
         require(
-            drafts is None or speculation.verification == "token",
+            drafts is None or speculation.verification != "block",
             "verification",
             speculation.verification,
             "is a rule for chains, and the drafter makes trees",
@@ -134,6 +134,7 @@ class Decoder:
             drafter=self.drafter.drafter if self.drafter else None,
             gamma=speculation.gamma,
             verification=speculation.verification,
+            typical=speculation.typical,
             kernels=functions.kernels,
         )
         self._drafter_params = self.drafter.params if self.drafter else ()
@@ -248,8 +249,10 @@ class Decoder:
         state = self._prefilled(samples)
         jax.block_until_ready(state)
         clock = Clock(len(samples), started)
-        gamma, tokenizer = self.speculation.gamma, self.target.tokenizer
-        readers = [Reader(sample, row, tokenizer, gamma) for row, sample in enumerate(samples)]
+        readers = [
+            Reader(sample, row, self.target.tokenizer, self.speculation)
+            for row, sample in enumerate(samples)
+        ]
         most_rounds = self.speculation.rounds_per_chunk
         if any(sample.request.sampling.stop for sample in samples):
             most_rounds = min(most_rounds, STOP_TEXT_ROUNDS)

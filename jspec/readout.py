@@ -11,6 +11,7 @@ import jax
 import numpy as np
 
 from jspec import trace
+from jspec.config import SpeculationConfig
 from jspec.logprobs import LogProbs
 from jspec.metrics import Timing
 from jspec.requests import Completion, Delta, Request, TokenLogProbs
@@ -101,13 +102,19 @@ class Reader:
         sample: the row's.
         row: its place in the batch.
         tokenizer: None gives no text.
-        gamma: of the decoder.
+        speculation: of the decoder.
     """
 
-    def __init__(self, sample: Sample, row: int, tokenizer: Tokenizer | None, gamma: int) -> None:
+    def __init__(
+        self,
+        sample: Sample,
+        row: int,
+        tokenizer: Tokenizer | None,
+        speculation: SpeculationConfig,
+    ) -> None:
         self._sample = sample
         self._row = row
-        self._gamma = gamma
+        self._speculation = speculation
         self._params = sample.request.sampling
         self._text = tokenizer.stream() if tokenizer is not None else None
         self._stops = StopTexts(self._params.stop)
@@ -175,10 +182,16 @@ class Reader:
             stop_reason=stop_reason,
             error=error,
             counts=trace.counts(
-                view.trace, row, self._prompt, end, int(view.length[row]), self._gamma
+                view.trace,
+                row,
+                self._prompt,
+                end,
+                int(view.length[row]),
+                self._speculation.gamma,
             ),
             timing=Timing(clock.prefill, float(clock.first[row]), float(clock.end[row])),
             sample=sample.number,
+            lossless=self._speculation.lossless,
             logprobs=(
                 None
                 if wants is None

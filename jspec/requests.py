@@ -58,6 +58,8 @@ class Completion:
         sample: number of the sample, below the request's `n`.
         logprobs: of each generated token, None unless asked for.
         prompt_logprobs: of each prompt token, the first one's None; None unless asked for.
+        lossless: whether the tokens have exactly the target's law; False where drafts were verified
+            by a lossy rule (`SpeculationConfig.lossless`).
     """
 
     token_ids: tuple[int, ...]
@@ -70,6 +72,7 @@ class Completion:
     sample: int = 0
     logprobs: tuple[TokenLogProbs, ...] | None = None
     prompt_logprobs: tuple[TokenLogProbs | None, ...] | None = None
+    lossless: bool = True
 
     def known_logprobs(self) -> dict[str, list[dict[str, Any] | None]]:
         """Return `logprobs` and `prompt_logprobs` as JSON, those that were asked for."""

@@ -1,7 +1,7 @@
 """Verification of token trees: which path to accept, and the token that follows it.
 
-Every rule is lossless. A node's children are its candidates in the order of their indices, and one
-is examined only after all before it were rejected:
+A node's children are its candidates in the order of their indices, and one
+is examined only after all before it were rejected. These rules are lossless:
 
 - deterministic candidates (point masses: n-gram, top-k): accept x with r(x), then r(x) <- 0;
 - candidates drawn independently from q (SpecInfer, Miao et al., arXiv 2305.09781): accept with
@@ -9,7 +9,8 @@ is examined only after all before it were rejected:
 - candidates drawn without replacement (recursive rejection sampling, Sequoia, Chen et al.,
   arXiv 2402.12374): the same, and after a rejection q(x) <- 0, q renormalised.
 
-r starts as p of the node, and the last r gives the token after the path.
+r starts as p of the node, and the last r gives the token after the path. Besides there is typical
+acceptance (`jspec.typical_acceptance`), which is lossy.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jspec import randomness, sampling
+from jspec import randomness, sampling, typical_acceptance
+from jspec.config import TypicalAcceptance, Verification
 from jspec.drafting.protocol import Dense, Proposal, WithoutReplacement
 from jspec.randomness import Purpose
 from jspec.sampling import RowSampling
@@ -179,8 +181,48 @@ def drawn(
     return TreeDecision(accepted, path, jnp.log(walked.r), overlap)
 
 
+def typical(log_p: jax.Array, proposal: Proposal, rule: TypicalAcceptance) -> TreeDecision:
+    """Take the longest path of typical candidates, of several the most probable one; lossy.
+
+    Args:
+        log_p: [B, T, V] float32.
+        proposal: T - 1 candidates, chosen in any way.
+        rule: parameters.
+
+    Returns:
+        The decision; `overlap` is 1 where a child of the path's node is typical, else 0.
+    """
+    links = _links(proposal.topology)
+    batch, size = log_p.shape[:2]
+    parents = links.parents[:, 1:]
+    log_own = _gather(log_p, parents, proposal.tokens)
+    least = _of_nodes(typical_acceptance.thresholds(log_p, rule), parents)
+    wins = (jnp.exp(log_own) > least) & proposal.valid
+    won = jnp.pad(wins, [(0, 0), (1, 0)], constant_values=True)
+    reached = jnp.all(~links.on_path | won[:, None, :], axis=-1)
+    depth = jnp.where(reached, links.depths, 0)
+    accepted = jnp.max(depth, axis=-1)
+    # Only drafts of a path that was reached count, and these have some probability.
+    of_node = jnp.pad(jnp.where(wins, log_own, 0.0), [(0, 0), (1, 0)])
+    likelihood = jnp.sum(jnp.where(links.on_path, of_node[:, None, :], 0.0), axis=-1)
+    deepest = reached & (depth == accepted[:, None])
+    last = jnp.argmax(jnp.where(deepest, likelihood, -jnp.inf), axis=-1).astype(jnp.int32)
+    node = jnp.broadcast_to(jnp.arange(size, dtype=jnp.int32), (batch, size))  # and every depth
+    on_path = jnp.broadcast_to(links.on_path, (batch, size, size))
+    mine = jnp.take_along_axis(on_path, last[:, None, None], axis=1)[:, 0]
+    at = mine[:, None, :] & (links.depths[:, None, :] == node[:, :, None])
+    path = jnp.sum(jnp.where(at, node[:, None, :], 0), axis=-1, dtype=jnp.int32)
+    hit = jnp.any(wins[:, None, :] & (parents[:, None, :] == path[:, :-1, None]), axis=-1)
+    return TreeDecision(accepted, path, row_of(log_p, last), hit.astype(jnp.float32))
+
+
 def verify_tree(
-    logits: jax.Array, proposal: Proposal, rows: RowSampling, keys: jax.Array
+    logits: jax.Array,
+    proposal: Proposal,
+    rows: RowSampling,
+    keys: jax.Array,
+    rule: Verification = "token",
+    of_typical: TypicalAcceptance = typical_acceptance.DEFAULT,
 ) -> Verdict:
     """Verify a tree of T - 1 candidates a row against the target.
 
@@ -189,6 +231,8 @@ def verify_tree(
         proposal: T - 1 candidates.
         rows: transforms of the B rows.
         keys: [B] typed round keys.
+        rule: "token", which is the lossless rule of the proposal's law, or "typical".
+        of_typical: parameters of "typical".
 
     Returns:
         The verdict. Its `overlap` at depth i is the chance that a child of the accepted node of
@@ -211,7 +255,9 @@ def verify_tree(
         log_p = sampling.log_probs(logits, rows)
         coins = randomness.uniforms(randomness.node_keys(keys, node, Purpose.ACCEPT))
         law = proposal.law
-        if isinstance(law, Dense | WithoutReplacement):
+        if rule == "typical":
+            decided = typical(log_p, possible(usable), of_typical)
+        elif isinstance(law, Dense | WithoutReplacement):
             replaced = isinstance(law, Dense)
             decided = drawn(log_p, possible(usable), coins, law.log_q, replaced)
         else:

@@ -1,7 +1,7 @@
 """Verification of chains: how many drafts to accept, and the token that follows them.
 
-Every rule here is lossless: the emitted tokens have exactly the target's law. A rule is a function
-of proposal, target logits, transforms and keys; it knows nothing of models.
+By every rule but "typical", which is lossy, the emitted tokens have exactly the target's law. A
+rule is a function of proposal, target logits, transforms and keys; it knows nothing of models.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from jspec import randomness, sampling
-from jspec.config import Verification
+from jspec import randomness, sampling, typical_acceptance
+from jspec.config import TypicalAcceptance, Verification
 from jspec.drafting.protocol import Dense, Law, PointMass, Proposal
 from jspec.randomness import Purpose
 from jspec.sampling import RowSampling
@@ -174,12 +174,24 @@ def _block_rule(
     return accepted, scale, accepted < drafts
 
 
+def _typical_rule(
+    log_p: jax.Array, proposal: Proposal, rule: TypicalAcceptance
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Accept drafts while they are typical of p; the next token is drawn from p, without a cut."""
+    before = log_p[:, :-1]
+    p = jnp.exp(_of_tokens(before, proposal.tokens))
+    typical = p > typical_acceptance.thresholds(before, rule)
+    accepted = _leading(typical & proposal.valid)
+    return accepted, jnp.ones_like(p[:, 0]), jnp.zeros_like(accepted, bool)
+
+
 def verify_chain(
     logits: jax.Array,
     proposal: Proposal,
     rows: RowSampling,
     keys: jax.Array,
     rule: Verification = "token",
+    typical: TypicalAcceptance = typical_acceptance.DEFAULT,
 ) -> Verdict:
     """Verify a chain of K drafts a row against the target.
 
@@ -189,7 +201,8 @@ def verify_chain(
         proposal: K drafts a row; K may be 0, which is plain sampling.
         rows: transforms of the B rows.
         keys: [B] typed round keys.
-        rule: "token" or "block".
+        rule: "token", "block" or "typical".
+        typical: parameters of "typical".
     """
     batch, nodes, _ = logits.shape
     if not isinstance(proposal.law, PointMass):
@@ -212,8 +225,11 @@ def verify_chain(
             drafts = _keep(proposal, usable[:, :-1])
             if isinstance(drafts.law, Dense):
                 drafts = _keep(drafts, sampling.usable(drafts.law.log_q))
-            decide = _token_rule if rule == "token" else _block_rule
-            accepted, scale, cut = decide(log_p, drafts, coins)
+            if rule == "typical":
+                accepted, scale, cut = _typical_rule(log_p, drafts, typical)
+            else:
+                decide = _token_rule if rule == "token" else _block_rule
+                accepted, scale, cut = decide(log_p, drafts, coins)
             last = _residual(log_p, drafts, accepted, scale, cut)
             overlap = _overlap(log_p, drafts.tokens, drafts.law)
             overlap = jnp.where(drafts.valid, overlap, 0.0)

@@ -79,6 +79,11 @@ class EagleStateDrafter(Generic[Params]):
         """The head's."""
         return self.head.config.feature_layers
 
+    @property
+    def hidden_size(self) -> int:
+        """D, the target's."""
+        return self.head.config.layer.hidden_size
+
     def init(self, batch: int, capacity: int, dtype: DTypeLike) -> EagleState:
         """Return an empty cache, and no features."""
         if self.extra_slots > 0:

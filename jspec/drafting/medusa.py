@@ -57,6 +57,11 @@ class MedusaHeads:
         """The target's normed output."""
         return self.config.feature_layers
 
+    @property
+    def hidden_size(self) -> int:
+        """D, the target's."""
+        return self.config.hidden_size
+
     def init(self, batch: int, capacity: int, dtype: DTypeLike) -> MedusaState:
         """Return the state of rows of which nothing is known."""
         feature = jnp.zeros((batch, self.config.hidden_size), jnp.float32)
@@ -92,6 +97,10 @@ class MedusaHeads:
     def permute_rows(self, state: MedusaState, source: jax.Array) -> MedusaState:
         """Move rows."""
         return jax.tree.map(lambda leaf: jnp.take(leaf, source, axis=0), state)
+
+    def ready(self, state: MedusaState, context: Context) -> jax.Array:
+        """Return [B] bool: the feature is there; a row whose first token is pending has none."""
+        return (state.length == context.length - 1) & (state.length > 0)
 
     def heads(self, params: MedusaParams, state: MedusaState) -> jax.Array:
         """Return [B, K, Vd] float32 logits of all heads."""
@@ -132,8 +141,7 @@ class MedusaDrafter(MedusaHeads):
             return chain_draws.choose(context, index, own, drafted)
 
         drafted = jax.lax.fori_loop(0, gamma, step, chain_draws.nothing(context, gamma))
-        deepest = jnp.where(state.length > 0, gamma, 0)
-        return drafted.proposal(deepest), state
+        return drafted.proposal(jnp.where(self.ready(state, context), gamma, 0)), state
 
 
 @jax.tree_util.register_dataclass
@@ -172,7 +180,7 @@ class MedusaTreeDrafter(MedusaHeads):
             vocabulary = params.model.vocabulary
             tokens = ids if vocabulary is None else jnp.take(vocabulary, ids)
             valid = (scores > -jnp.inf) & (tokens < context.vocab_size)
-        valid &= state.length[:, None] > 0
+        valid &= self.ready(state, context)[:, None]
         return Proposal(tokens[:, 1:], topology, valid[:, 1:], PointMass()), state
 
     def _ranked(self, scores: jax.Array, params: MedusaTreeParams) -> tuple[jax.Array, jax.Array]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Iterator
 
 import jax
 import jax.numpy as jnp
@@ -30,6 +31,19 @@ PRIME = 17
 HEADS = 3
 
 
+@pytest.fixture(autouse=True, scope="module")
+def quickly() -> Iterator[None]:
+    with tiny.quick_compilation():
+        yield
+
+
+def as_params(
+    weights: np.ndarray, biases: np.ndarray, scores: np.ndarray, ids: np.ndarray | None = None
+) -> MedusaParams:
+    known = None if ids is None else jnp.asarray(ids)
+    return MedusaParams(jnp.asarray(weights), jnp.asarray(biases), jnp.asarray(scores), known)
+
+
 def successor(token: int, times: int = 1) -> int:
     for _ in range(times):
         token = (5 * token + 3) % PRIME
@@ -53,7 +67,7 @@ def table_heads(shift: int = 0) -> tuple[MedusaConfig, MedusaParams]:
                 scores[head, (right + 1) % PRIME, token] = 3.0
     weights = np.zeros((HEADS, 1, PRIME, PRIME), np.float32)
     biases = np.zeros((HEADS, 1, PRIME), np.float32)
-    return config, MedusaParams(*map(jnp.asarray, (weights, biases, scores)), None)
+    return config, as_params(weights, biases, scores)
 
 
 def simulated_rounds(prompt: list[int], new: int, second: bool) -> list[int]:
@@ -118,15 +132,14 @@ def heads(own: bool = False, blocks: int = 1, vocabulary: int | None = None) -> 
     weights = generator.normal(0, 0.1, shape).astype(np.float32)
     biases = generator.normal(0, 0.1, shape[:3]).astype(np.float32)
     head = np.asarray(TARGET.params.embedding if TARGET.params.head is None else TARGET.params.head)
-    ids = None
+    ids: np.ndarray | None = None
     if vocabulary is not None:
         ids = np.arange(0, config.vocab_size, 2, dtype=np.int32)[:vocabulary]
         head = head[ids]
         config = dataclasses.replace(config, vocab_size=len(ids))
-        ids = jnp.asarray(ids)
     if own:
         head = generator.normal(0, 1, (config.heads, *head.shape)).astype(np.float32)
-    return medusa(config, MedusaParams(*map(jnp.asarray, (weights, biases, head)), ids))
+    return medusa(config, as_params(weights, biases, head, ids))
 
 
 def reference(params: MedusaParams, feature: np.ndarray) -> np.ndarray:
@@ -195,18 +208,15 @@ def test_the_state_is_the_target_s_feature_after_every_round() -> None:
     assert checked > 15
 
 
-@pytest.mark.parametrize("kind", ["chain", "tree", "own heads", "vocabulary"])
+@pytest.mark.parametrize("kind", ["tree", "vocabulary"])
 def test_greedy_is_plain_decoding(kind: str) -> None:
-    bound = heads(kind == "own heads", vocabulary=20 if kind == "vocabulary" else None)
+    bound = heads(vocabulary=20 if kind == "vocabulary" else None)
     if kind == "tree":
         bound = medusa_tree(bound.drafter.config, bound.params, TREE)  # type: ignore[attr-defined]
     found = Decoder(TARGET, bound, batch_size=3).generate(requests())
     assert [done.token_ids for done in found] == plain()
     assert all(done.counts.emitted == NEW for done in found)
     assert sum(int(done.counts.proposed.sum()) for done in found) > NEW
-    if kind == "vocabulary":
-        with_edits = found
-        assert with_edits
 
 
 def test_a_chain_is_no_longer_than_there_are_heads() -> None:
