@@ -357,7 +357,7 @@ def _drafting_timers(
     inner = drafter.drafter
     gamma = decoder.speculation.gamma
     if isinstance(inner, DraftModelDrafter):
-        params, passes = drafter.params, {2: 1, 1: gamma - 1}
+        params, passes = drafter.params.model, {2: 1, 1: gamma - 1}
     elif isinstance(inner, DraftTreeDrafter):
         topology = drafter.params.topology
         params, passes = drafter.params.model, {gamma + 1: int(topology.depths.max())}

@@ -15,6 +15,7 @@ from jspec import cache as kv
 from jspec import hub
 from jspec.config import ModelConfig
 from jspec.drafting import BoundDrafter, draft_model, draft_tree, dynamic_tree
+from jspec.drafting.vocabulary import Vocabulary
 from jspec.errors import InputError, require
 from jspec.models.parameters import TransformerParams
 from jspec.models.transformer import Transformer
@@ -138,14 +139,24 @@ def _kernels(asked: str | Kernels) -> Kernels:
     return parsed
 
 
-def draft_model_for(target: Model, drafter: Model) -> BoundDrafter:
-    """Return a drafter that runs `drafter`, a model of the target's own vocabulary.
+def draft_model_for(
+    target: Model, drafter: Model, vocabulary: Vocabulary | None = None
+) -> BoundDrafter:
+    """Return a drafter that runs `drafter`, a model of the target's own tokenizer.
+
+    Args:
+        target: what is drafted for.
+        drafter: the draft model.
+        vocabulary: the only tokens that it proposes, so that its head is small; None for all.
 
     Raises:
-        InputError: one is no model, or the two models' tokenizers differ.
+        InputError: one is no model, the two models' tokenizers differ, or `vocabulary` is none of
+            their tokens.
     """
     _require_one_vocabulary(target, drafter)
-    return draft_model.draft_model(drafter.config, drafter.params, drafter.functions.kernels)
+    return draft_model.draft_model(
+        drafter.config, drafter.params, drafter.functions.kernels, vocabulary
+    )
 
 
 def draft_tree_for(
@@ -153,6 +164,7 @@ def draft_tree_for(
     drafter: Model,
     parents: Sequence[int],
     draws: draft_tree.Draws = "without-replacement",
+    vocabulary: Vocabulary | None = None,
 ) -> BoundDrafter:
     """Return a drafter that drafts a tree by `drafter`, a model of the target's own vocabulary.
 
@@ -161,18 +173,24 @@ def draft_tree_for(
         drafter: the draft model.
         parents: of the tree's nodes, as `jspec.tree_shapes` makes them; -1 for the root.
         draws: how children are chosen: "top-k", "without-replacement" or "independent".
+        vocabulary: the only tokens that it proposes; None for all.
 
     Raises:
         InputError: as `draft_model_for`, or the tree is none.
     """
     _require_one_vocabulary(target, drafter)
     return draft_tree.draft_tree(
-        drafter.config, drafter.params, parents, draws, drafter.functions.kernels
+        drafter.config, drafter.params, parents, draws, drafter.functions.kernels, vocabulary
     )
 
 
 def dynamic_draft_tree_for(
-    target: Model, drafter: Model, nodes: int = 15, depth: int = 5, width: int = 4
+    target: Model,
+    drafter: Model,
+    nodes: int = 15,
+    depth: int = 5,
+    width: int = 4,
+    vocabulary: Vocabulary | None = None,
 ) -> BoundDrafter:
     """Return a drafter that drafts each row's most valuable tree by `drafter` (EAGLE-2).
 
@@ -182,13 +200,15 @@ def dynamic_draft_tree_for(
         nodes: drafts a round.
         depth: deepest draft; the draft model runs as often.
         width: nodes of a level that are expanded, and children that each of them may get.
+        vocabulary: the only tokens that it proposes; None for all.
 
     Raises:
         InputError: as `draft_model_for`, or a size is out of range.
     """
     _require_one_vocabulary(target, drafter)
+    kernels = drafter.functions.kernels
     return dynamic_tree.dynamic_draft_tree(
-        drafter.config, drafter.params, nodes, depth, width, drafter.functions.kernels
+        drafter.config, drafter.params, nodes, depth, width, kernels, vocabulary
     )
 
 
@@ -209,14 +229,22 @@ def _require_one_vocabulary(target: Model, drafter: Model) -> None:
             )
 
 
-def early_exit_of(target: Model, layers: int) -> BoundDrafter:
+def early_exit_of(target: Model, layers: int, vocabulary: Vocabulary | None = None) -> BoundDrafter:
     """Return a drafter that runs the target's first `layers` layers and its head.
 
+    Args:
+        target: what is drafted for.
+        layers: how many of its layers to run.
+        vocabulary: the only tokens that are proposed; None for all.
+
     Raises:
-        InputError: `layers` is no integer below the target's number of layers.
+        InputError: `layers` is no integer below the target's number of layers, or `vocabulary`
+            none of its tokens.
     """
     require_model("target", target)
-    return draft_model.early_exit(target.config, target.params, layers, target.functions.kernels)
+    return draft_model.early_exit(
+        target.config, target.params, layers, target.functions.kernels, vocabulary
+    )
 
 
 def early_exit_model(target: Model, layers: int) -> Model:

@@ -19,6 +19,7 @@ from jspec.cache import KVCache
 from jspec.config import ModelConfig
 from jspec.drafting import BoundDrafter
 from jspec.drafting.protocol import Context, Dense, Outcome, Proposal
+from jspec.drafting.vocabulary import Vocabulary, checked, prune, spread
 from jspec.errors import require, require_integer
 from jspec.models.parameters import TransformerParams
 from jspec.models.transformer import Transformer
@@ -26,23 +27,50 @@ from jspec.randomness import Purpose
 from pallas_kernels.dispatch import Kernels
 
 
-def fit_vocabulary(logits: jax.Array, vocab_size: int) -> jax.Array:
-    """Cut or pad [..., V_draft] logits to the target's V: embeddings padded to different sizes.
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class DraftParams:
+    """What a draft model runs with.
 
-    Padding ids get -inf, so they are never proposed.
+    Attributes:
+        model: its parameters; a head of Vd rows where it has a vocabulary of its own.
+        vocabulary: [Vd] int32, rising, the tokens that it can propose; None where these are all.
     """
-    missing = vocab_size - logits.shape[-1]
-    if missing <= 0:
-        return logits[..., :vocab_size]
-    widths = [(0, 0)] * (logits.ndim - 1) + [(0, missing)]
-    return jnp.pad(logits, widths, constant_values=-jnp.inf)
+
+    model: TransformerParams
+    vocabulary: jax.Array | None = None
+
+    def known(self, config: ModelConfig) -> int:
+        """Return how many tokens a draft model of this configuration can propose."""
+        return config.vocab_size if self.vocabulary is None else self.vocabulary.size
+
+
+def pruned(
+    config: ModelConfig, params: TransformerParams, ids: Vocabulary | None
+) -> tuple[ModelConfig, DraftParams]:
+    """Return a draft model that proposes only the tokens `ids`; None leaves it as it is.
+
+    Raises:
+        InputError: `ids` is no vocabulary of the model's tokens.
+    """
+    if ids is None:
+        return config, DraftParams(params)
+    tokens = config.vocab_size if config.token_count is None else config.token_count
+    params, kept = prune(params, checked(ids, tokens))
+    # The head has no rows left that only pad it.
+    config = dataclasses.replace(config, token_count=None, tie_embeddings=False)
+    return config, DraftParams(params, kept)
 
 
 class _Drafted(NamedTuple):
-    """The drafts so far: the [B] last one, [B, gamma] tokens and their [B, gamma, V] laws."""
+    """The drafts so far: the [B] last one, [B, gamma] tokens, whether these could be chosen, laws.
+
+    No token can be where the row's own edits forbid all that the drafter knows.
+    """
 
     last: jax.Array
     tokens: jax.Array
+    valid: jax.Array
     log_q: jax.Array
 
 
@@ -75,18 +103,20 @@ class DraftModelDrafter:
 
     def extend(
         self,
-        params: TransformerParams,
+        params: DraftParams,
         state: KVCache,
         tokens: jax.Array,
         count: jax.Array,
         features: tuple[jax.Array, ...],
     ) -> KVCache:
         """Run the tokens through the draft model."""
-        _, state, _ = self.model.forward(params, tokens, state, trees.chain(tokens.shape[1] - 1))
+        _, state, _ = self.model.forward(
+            params.model, tokens, state, trees.chain(tokens.shape[1] - 1)
+        )
         return kv.commit(state, count)
 
     def propose(
-        self, params: TransformerParams, state: KVCache, context: Context, gamma: int
+        self, params: DraftParams, state: KVCache, context: Context, gamma: int
     ) -> tuple[Proposal, KVCache]:
         """Draw `gamma` drafts a row under the row's own transforms."""
         all_greedy = jnp.all(sampling.is_greedy(context.sampling))
@@ -94,13 +124,15 @@ class DraftModelDrafter:
         place = jnp.arange(gamma, dtype=jnp.int32)[None, :]
 
         def choose(step: jax.Array, hidden: jax.Array, drafted: _Drafted) -> _Drafted:
-            logits = self.model.logits(params, hidden)
-            logits = fit_vocabulary(logits, context.vocab_size)
+            logits = self.model.logits(params.model, hidden)
+            logits = spread(logits, params.vocabulary, context.vocab_size)
             path = jnp.where(place < step, drafted.tokens, -1)
             logits = context.edit(logits[:, None], path[:, None])[:, 0]
+            usable = sampling.usable(logits)
 
             def drawn() -> tuple[jax.Array, jax.Array]:
                 log_q = sampling.log_probs(logits[:, None], context.sampling)[:, 0]
+                log_q = jnp.where(usable[:, None], log_q, -jnp.inf)
                 node = jnp.broadcast_to(step + 1, (batch, 1))
                 keys = randomness.node_keys(context.keys, node, Purpose.DRAFT)[:, 0]
                 return sampling.draw(log_q, keys), log_q
@@ -113,13 +145,14 @@ class DraftModelDrafter:
             return _Drafted(
                 last=token,
                 tokens=jnp.where(place == step, token[:, None], drafted.tokens),
+                valid=drafted.valid & ((place < step) | usable[:, None]),
                 log_q=jax.lax.dynamic_update_index_in_dim(drafted.log_q, log_q, step, axis=1),
             )
 
         def step(index: jax.Array, carry: tuple[_Drafted, KVCache]) -> tuple[_Drafted, KVCache]:
             drafted, state = carry
             last = drafted.last[:, None]
-            hidden, state, _ = self.model.forward(params, last, state, trees.chain(0))
+            hidden, state, _ = self.model.forward(params.model, last, state, trees.chain(0))
             state = kv.commit(state, jnp.ones(batch, jnp.int32))
             return choose(index, hidden, drafted), state
 
@@ -127,12 +160,13 @@ class DraftModelDrafter:
         behind = context.length - state.length
         slot = state.length[:, None] + jnp.arange(2, dtype=jnp.int32)[None, :]
         tokens = jnp.take_along_axis(context.tokens, slot, axis=1, mode="clip")
-        hidden, state, _ = self.model.forward(params, tokens, state, trees.chain(1))
+        hidden, state, _ = self.model.forward(params.model, tokens, state, trees.chain(1))
         state = kv.commit(state, behind)
         column = jnp.arange(batch, dtype=jnp.int32) * 2 + jnp.clip(behind - 1, 0, 1)
         nothing = _Drafted(
             last=jnp.zeros(batch, jnp.int32),
             tokens=jnp.zeros((batch, gamma), jnp.int32),
+            valid=jnp.ones((batch, gamma), bool),
             log_q=jnp.zeros((batch, gamma, context.vocab_size), jnp.float32),
         )
         first = choose(jnp.int32(0), jnp.take(hidden, column, axis=1), nothing)
@@ -144,7 +178,7 @@ class DraftModelDrafter:
         proposal = Proposal(
             tokens=drafted.tokens,
             topology=trees.chain(gamma),
-            valid=jnp.arange(gamma, dtype=jnp.int32)[None, :] < reach[:, None],
+            valid=drafted.valid & (place < reach[:, None]),
             law=Dense(log_q=drafted.log_q),
         )
         return proposal, state
@@ -159,7 +193,10 @@ class DraftModelDrafter:
 
 
 def draft_model(
-    config: ModelConfig, params: TransformerParams, kernels: Kernels = kv.DEFAULT_KERNELS
+    config: ModelConfig,
+    params: TransformerParams,
+    kernels: Kernels = kv.DEFAULT_KERNELS,
+    vocabulary: Vocabulary | None = None,
 ) -> BoundDrafter:
     """Return a drafter that runs a language model of the target's tokenizer.
 
@@ -167,9 +204,14 @@ def draft_model(
         config: of the draft model.
         params: of the draft model.
         kernels: what its programs ask for.
+        vocabulary: the only tokens that it proposes; None for all.
+
+    Raises:
+        InputError: `vocabulary` is none of the model's tokens.
     """
+    config, draft_params = pruned(config, params, vocabulary)
     name, functions = f"draft-model-{config.num_layers}l", Transformer(config, kernels)
-    return BoundDrafter(name, DraftModelDrafter(functions), params)
+    return BoundDrafter(name, DraftModelDrafter(functions), draft_params)
 
 
 def first_layers(
@@ -202,6 +244,7 @@ def early_exit(
     params: TransformerParams,
     layers: int,
     kernels: Kernels = kv.DEFAULT_KERNELS,
+    vocabulary: Vocabulary | None = None,
 ) -> BoundDrafter:
     """Return a drafter that runs the target's first `layers` layers and its head.
 
@@ -210,10 +253,10 @@ def early_exit(
         params: of the target; shared, not copied.
         layers: how many layers to run, below the target's number.
         kernels: what its programs ask for.
+        vocabulary: the only tokens that it proposes; None for all.
 
     Raises:
-        InputError: `layers` is out of range.
+        InputError: `layers` is out of range, or `vocabulary` none of the model's tokens.
     """
-    config, params = first_layers(config, params, layers)
-    functions = Transformer(config, kernels)
-    return BoundDrafter(f"early-exit-{layers}l", DraftModelDrafter(functions), params)
+    bound = draft_model(*first_layers(config, params, layers), kernels, vocabulary)
+    return dataclasses.replace(bound, name=f"early-exit-{layers}l")

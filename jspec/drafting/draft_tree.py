@@ -19,7 +19,7 @@ from jspec import randomness, sampling, tree_shapes, trees
 from jspec.cache import KVCache
 from jspec.config import ModelConfig
 from jspec.drafting import BoundDrafter
-from jspec.drafting.draft_model import fit_vocabulary
+from jspec.drafting.draft_model import pruned
 from jspec.drafting.protocol import (
     Context,
     Dense,
@@ -29,6 +29,7 @@ from jspec.drafting.protocol import (
     WithoutReplacement,
 )
 from jspec.drafting.tree_cache import TreeCacheDrafter, TreeCacheState
+from jspec.drafting.vocabulary import Vocabulary, spread
 from jspec.errors import InputError, is_list, require
 from jspec.models.parameters import TransformerParams
 from jspec.models.transformer import Transformer
@@ -50,11 +51,13 @@ class DraftTreeParams:
         model: the draft model's.
         topology: of T nodes.
         ranks: [T] int32, place of each node among its siblings.
+        vocabulary: [Vd] int32, rising, the tokens that it can propose; None where these are all.
     """
 
     model: TransformerParams
     topology: Topology
     ranks: jax.Array
+    vocabulary: jax.Array | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,13 +95,16 @@ class DraftTreeDrafter(TreeCacheDrafter[DraftTreeParams]):
         ) -> tuple[jax.Array, jax.Array, KVCache, jax.Array]:
             tokens, valid, cache, log_q = carry
             hidden, cache, _ = self.model.forward(params.model, tokens, cache, topology)
-            logits = fit_vocabulary(self.model.logits(params.model, hidden), vocab)
+            logits = self.model.logits(params.model, hidden)
+            logits = spread(logits, params.vocabulary, vocab)
             logits = context.edit(
                 logits.reshape(batch, size, vocab), trees.paths(tokens[:, 1:], topology)
             )
             scores = logits
             if drawn:
                 log_level = sampling.log_probs(logits, context.sampling)
+                # Where the row's edits forbid all that the drafter knows, there are no children.
+                log_level = jnp.where(sampling.usable(logits)[..., None], log_level, -jnp.inf)
                 log_q = jnp.where((depths == level)[None, :, None], log_level, log_q)
             if self.draws == "without-replacement":
                 scores = jnp.where(greedy[:, None, None], logits, log_q + noise)
@@ -200,6 +206,7 @@ def draft_tree(
     parents: Sequence[int],
     draws: Draws = "without-replacement",
     kernels: Kernels = kv.DEFAULT_KERNELS,
+    vocabulary: Vocabulary | None = None,
 ) -> BoundDrafter:
     """Return a drafter that drafts a tree from a language model of the target's tokenizer.
 
@@ -209,14 +216,17 @@ def draft_tree(
         parents: the tree, as for `trees.from_parents`.
         draws: how children are chosen.
         kernels: what its programs ask for.
+        vocabulary: the only tokens that it proposes; None for all.
 
     Raises:
-        InputError: the tree is none, or has no drafts.
+        InputError: the tree is none, has no drafts, or more children of a node than the drafter
+            can propose; or `vocabulary` is none of the model's tokens.
     """
-    topology, ranks = static_tree(parents, config.vocab_size, draws)
+    config, drafting = pruned(config, params, vocabulary)
+    topology, ranks = static_tree(parents, drafting.known(config), draws)
     return BoundDrafter(
         f"draft-tree-{len(parents) - 1}",
         DraftTreeDrafter(Transformer(config, kernels), len(parents) - 1, draws),
-        DraftTreeParams(params, topology, ranks),
+        DraftTreeParams(drafting.model, topology, ranks, drafting.vocabulary),
         drafts=len(parents) - 1,
     )

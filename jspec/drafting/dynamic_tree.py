@@ -14,29 +14,18 @@ from jspec import cache as kv
 from jspec.cache import KVCache
 from jspec.config import ModelConfig
 from jspec.drafting import BoundDrafter, growth
-from jspec.drafting.draft_model import fit_vocabulary
+from jspec.drafting.draft_model import DraftParams, pruned
 from jspec.drafting.growth import Growth, Sizes
 from jspec.drafting.protocol import Context, Proposal
 from jspec.drafting.tree_cache import TreeCacheDrafter, TreeCacheState
+from jspec.drafting.vocabulary import Vocabulary, spread
 from jspec.models.parameters import TransformerParams
 from jspec.models.transformer import Transformer
 from pallas_kernels.dispatch import Kernels
 
 
-@jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class DynamicTreeParams:
-    """What `DynamicTreeDrafter` runs with.
-
-    Attributes:
-        model: the draft model's.
-    """
-
-    model: TransformerParams
-
-
-@dataclasses.dataclass(frozen=True)
-class DynamicTreeDrafter(TreeCacheDrafter[DynamicTreeParams]):
+class DynamicTreeDrafter(TreeCacheDrafter[DraftParams]):
     """Drafts each row's most valuable tree from a language model with a cache of its own.
 
     Attributes:
@@ -58,7 +47,7 @@ class DynamicTreeDrafter(TreeCacheDrafter[DynamicTreeParams]):
         return Sizes(self.nodes, self.depth, self.width)
 
     def propose(
-        self, params: DynamicTreeParams, state: TreeCacheState, context: Context, gamma: int
+        self, params: DraftParams, state: TreeCacheState, context: Context, gamma: int
     ) -> tuple[Proposal, TreeCacheState]:
         """Grow the tree; `gamma` is its number of drafts."""
         if gamma != self.nodes:
@@ -81,7 +70,7 @@ class DynamicTreeDrafter(TreeCacheDrafter[DynamicTreeParams]):
 
     def _log_confidence(
         self,
-        params: DynamicTreeParams,
+        params: DraftParams,
         context: Context,
         grown: Growth,
         cache: KVCache,
@@ -96,7 +85,7 @@ class DynamicTreeDrafter(TreeCacheDrafter[DynamicTreeParams]):
         batch, size = grown.tokens.shape
         column = jnp.arange(batch, dtype=jnp.int32)[:, None] * size + places[None, :]
         logits = self.model.logits(params.model, jnp.take(hidden, column.reshape(-1), axis=1))
-        logits = fit_vocabulary(logits, context.vocab_size)
+        logits = spread(logits, params.vocabulary, context.vocab_size)
         return grown.confidence(context, logits, topology, places), cache
 
 
@@ -107,6 +96,7 @@ def dynamic_draft_tree(
     depth: int = 5,
     width: int = 4,
     kernels: Kernels = kv.DEFAULT_KERNELS,
+    vocabulary: Vocabulary | None = None,
 ) -> BoundDrafter:
     """Return a drafter that drafts each row's most valuable tree from a language model.
 
@@ -117,14 +107,17 @@ def dynamic_draft_tree(
         depth: deepest draft; the draft model runs as often.
         width: nodes of a level that are expanded, and children that each of them may get.
         kernels: what its programs ask for.
+        vocabulary: the only tokens that it proposes; None for all.
 
     Raises:
-        InputError: a size is no integer or out of its range, or depth and width give fewer nodes.
+        InputError: a size is no integer or out of its range, or depth and width give fewer nodes;
+            `vocabulary` is none of the model's tokens, or smaller than `width`.
     """
-    growth.checked(nodes, depth, width, config.vocab_size)
+    config, drafting = pruned(config, params, vocabulary)
+    growth.checked(nodes, depth, width, drafting.known(config))
     return BoundDrafter(
         f"dynamic-tree-{nodes}",
         DynamicTreeDrafter(Transformer(config, kernels), nodes, depth, width),
-        DynamicTreeParams(params),
+        drafting,
         drafts=nodes,
     )

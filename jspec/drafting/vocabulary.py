@@ -1,9 +1,9 @@
 """A drafter's own, smaller vocabulary: the tokens that it can propose.
 
 At vocabularies of 49 to 256 thousand tokens the head is most of a small drafter's cost, and most of
-the text is made of few tokens. A head of only their rows proposes nothing else (Zhao et al.,
-FR-Spec, arXiv 2502.14856; EAGLE-3's d2t map, arXiv 2503.01840). What is emitted keeps the target's
-law: to verification a token outside is one that the drafter gives no chance.
+the text is made of few tokens. A head of only their rows proposes nothing else (FR-Spec, Zhao et
+al., arXiv 2502.14856; EAGLE-3's d2t map, arXiv 2503.01840). What is emitted keeps the target's law:
+to verification a token outside is one that the drafter gives no chance.
 """
 
 from __future__ import annotations

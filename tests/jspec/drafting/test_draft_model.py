@@ -15,7 +15,7 @@ from jspec import decoding
 from jspec.cache import KVCache
 from jspec.config import ModelConfig, SpeculationConfig
 from jspec.decoding import Program
-from jspec.drafting.draft_model import DraftModelDrafter, draft_model, early_exit, fit_vocabulary
+from jspec.drafting.draft_model import DraftModelDrafter, draft_model, early_exit
 from jspec.errors import InputError
 from jspec.generation import Decoder, run_prefill
 from jspec.models.parameters import TransformerParams
@@ -107,7 +107,7 @@ def test_prefill_fills_both_caches_short_of_the_pending_token() -> None:
     state = prefilled()
     assert list(state.cache.length) == list(state.length - 1)
     assert list(state.drafter.length) == list(state.length - 1)
-    check_cache(state.drafter, NEARBY.params, state)
+    check_cache(state.drafter, NEARBY.params.model, state)
     check_cache(state.cache, TARGET.params, state)
 
 
@@ -128,7 +128,7 @@ def test_each_cache_is_rolled_back_by_its_own_amount(temperature: float) -> None
     assert lags == {1, 2}
     assert len(set(map(int, state.length - prefilled().length))) > 1  # ragged
     check_cache(state.cache, TARGET.params, state)
-    check_cache(state.drafter, NEARBY.params, state)
+    check_cache(state.drafter, NEARBY.params.model, state)
 
 
 def test_catching_up_after_rounds_without_speculation() -> None:
@@ -142,7 +142,7 @@ def test_catching_up_after_rounds_without_speculation() -> None:
         ready = catch_up(paused, width)
         np.testing.assert_array_equal(ready.drafter.length, paused.length - 1)
         np.testing.assert_array_equal(ready.cache.length, paused.cache.length)
-        check_cache(ready.drafter, NEARBY.params, ready)
+        check_cache(ready.drafter, NEARBY.params.model, ready)
     # From here on it drafts as one that prefilled everything.
     fresh = dataclasses.replace(
         paused, drafter=NEARBY.drafter.init(3, paused.cache.capacity, jnp.float32)
@@ -192,13 +192,6 @@ def test_a_draft_model_of_shorter_context_drafts_nothing_beyond_it(temperature: 
         assert [c.token_ids for c in found] == [c.token_ids for c in plain]
 
 
-def test_vocabularies_are_cut_and_padded() -> None:
-    logits = jnp.array([[1.0, 2.0, 3.0]])
-    np.testing.assert_array_equal(fit_vocabulary(logits, 5), [[1, 2, 3, -np.inf, -np.inf]])
-    np.testing.assert_array_equal(fit_vocabulary(logits, 2), [[1, 2]])
-    np.testing.assert_array_equal(fit_vocabulary(logits, 3), logits)
-
-
 @pytest.mark.parametrize(("target_rows", "draft_rows"), [(64, 61), (61, 64), (64, 68)])
 def test_embeddings_padded_to_different_sizes(target_rows: int, draft_rows: int) -> None:
     # 61 real tokens; the padding rows are large, so that a leak would be seen at once.
@@ -233,9 +226,9 @@ def test_embeddings_padded_to_different_sizes(target_rows: int, draft_rows: int)
 def test_early_exit_shares_the_targets_parameters() -> None:
     bound = early_exit(TARGET.config, TARGET.params, 1)
     assert bound.name == "early-exit-1l"
-    assert len(bound.params.layers) == 1
-    assert bound.params.layers[0] is TARGET.params.layers[0]
-    assert bound.params.embedding is TARGET.params.embedding
+    assert len(bound.params.model.layers) == 1
+    assert bound.params.model.layers[0] is TARGET.params.layers[0]
+    assert bound.params.model.embedding is TARGET.params.embedding
     assert isinstance(bound.drafter, DraftModelDrafter)
     model = bound.drafter.model
     assert isinstance(model, Transformer)

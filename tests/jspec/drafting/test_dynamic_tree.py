@@ -15,9 +15,9 @@ import pytest
 from jspec import randomness, sampling
 from jspec.config import ModelConfig
 from jspec.drafting import BoundDrafter
+from jspec.drafting.draft_model import DraftParams
 from jspec.drafting.dynamic_tree import (
     DynamicTreeDrafter,
-    DynamicTreeParams,
     dynamic_draft_tree,
 )
 from jspec.drafting.protocol import Context, PointMass, Proposal
@@ -78,7 +78,7 @@ def propose(
     length: jax.Array,
     room: jax.Array,
 ) -> Proposal:
-    params: Any = DynamicTreeParams(table)  # type: ignore[arg-type]
+    params: Any = DraftParams(table)  # type: ignore[arg-type]
     state = drafter.init(ROWS, SLOTS, jnp.float32)
     state = drafter.extend(params, state, tokens, length - 1, ())
     context = Context(
