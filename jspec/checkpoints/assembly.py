@@ -56,8 +56,7 @@ class Piece:
 
 def stored_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     """Return the shape of every tensor that a checkpoint of `config` must hold, by name."""
-    d, f, h = config.hidden_size, config.intermediate_size, config.head_dim
-    n, g = config.num_heads, config.num_kv_heads
+    d, h = config.hidden_size, config.head_dim
     shapes: dict[str, tuple[int, ...]] = {
         "model.embed_tokens.weight": (config.vocab_size, d),
         "model.norm.weight": (d,),
@@ -67,21 +66,7 @@ def stored_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     for layer in range(config.num_layers):
         prefix = f"model.layers.{layer}."
         shapes |= {prefix + name: (d,) for name in _stream_norms(config).values()}
-        shapes |= {
-            prefix + "self_attn.q_proj.weight": (n * h, d),
-            prefix + "self_attn.k_proj.weight": (g * h, d),
-            prefix + "self_attn.v_proj.weight": (g * h, d),
-            prefix + "self_attn.o_proj.weight": (d, n * h),
-            prefix + "mlp.gate_proj.weight": (f, d),
-            prefix + "mlp.up_proj.weight": (f, d),
-            prefix + "mlp.down_proj.weight": (d, f),
-        }
-        if config.attention_bias:
-            shapes |= {
-                prefix + "self_attn.q_proj.bias": (n * h,),
-                prefix + "self_attn.k_proj.bias": (g * h,),
-                prefix + "self_attn.v_proj.bias": (g * h,),
-            }
+        shapes |= block_shapes(config, prefix, d)
         if config.qk_norm:
             shapes |= {
                 prefix + "self_attn.q_norm.weight": (h,),
@@ -90,9 +75,37 @@ def stored_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
+def block_shapes(config: ModelConfig, prefix: str, inputs: int) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of one layer's matrices and biases, by name.
+
+    Args:
+        config: the architecture.
+        prefix: of the layer's names.
+        inputs: numbers that query, key and value are computed from.
+    """
+    d, f, h = config.hidden_size, config.intermediate_size, config.head_dim
+    n, g = config.num_heads, config.num_kv_heads
+    shapes: dict[str, tuple[int, ...]] = {
+        prefix + "self_attn.q_proj.weight": (n * h, inputs),
+        prefix + "self_attn.k_proj.weight": (g * h, inputs),
+        prefix + "self_attn.v_proj.weight": (g * h, inputs),
+        prefix + "self_attn.o_proj.weight": (d, n * h),
+        prefix + "mlp.gate_proj.weight": (f, d),
+        prefix + "mlp.up_proj.weight": (f, d),
+        prefix + "mlp.down_proj.weight": (d, f),
+    }
+    if config.attention_bias:
+        shapes |= {
+            prefix + "self_attn.q_proj.bias": (n * h,),
+            prefix + "self_attn.k_proj.bias": (g * h,),
+            prefix + "self_attn.v_proj.bias": (g * h,),
+        }
+    return shapes
+
+
 def plan(config: ModelConfig) -> dict[str, list[Piece]]:
     """Return the pieces of every fused tensor, by its dotted path as in `parameters.named`."""
-    d, f = config.hidden_size, config.intermediate_size
+    d = config.hidden_size
     pieces = {
         "embedding": [Piece("model.embed_tokens.weight", 0, config.vocab_size, ())],
         "final_norm": [Piece("model.norm.weight", 0, d, ())],
@@ -101,17 +114,7 @@ def plan(config: ModelConfig) -> dict[str, list[Piece]]:
         pieces["head"] = [Piece("lm_head.weight", 0, config.vocab_size, ())]
     for layer in range(config.num_layers):
         stored, fused = f"model.layers.{layer}.", f"layers.{layer}."
-        pieces |= {
-            fused + "qkv": _grouped(config, stored, "weight"),
-            fused + "attention_out": [Piece(stored + "self_attn.o_proj.weight", 0, d, ())],
-            fused + "gate_up": [
-                Piece(stored + "mlp.gate_proj.weight", 0, f, (0,)),
-                Piece(stored + "mlp.up_proj.weight", 0, f, (1,)),
-            ],
-            fused + "down": [Piece(stored + "mlp.down_proj.weight", 0, d, ())],
-        }
-        if config.attention_bias:
-            pieces[fused + "qkv_bias"] = _grouped(config, stored, "bias")
+        pieces |= block_plan(config, stored, fused)
         pieces |= {
             fused + ours: [Piece(stored + theirs, 0, d, ())]
             for ours, theirs in _stream_norms(config).items()
@@ -121,6 +124,23 @@ def plan(config: ModelConfig) -> dict[str, list[Piece]]:
                 fused + name: [Piece(f"{stored}self_attn.{name}.weight", 0, config.head_dim, ())]
                 for name in ("q_norm", "k_norm")
             }
+    return pieces
+
+
+def block_plan(config: ModelConfig, stored: str, fused: str) -> dict[str, list[Piece]]:
+    """Return the pieces of one layer's matrices and biases; `stored` and `fused` are prefixes."""
+    d, f = config.hidden_size, config.intermediate_size
+    pieces = {
+        fused + "qkv": _grouped(config, stored, "weight"),
+        fused + "attention_out": [Piece(stored + "self_attn.o_proj.weight", 0, d, ())],
+        fused + "gate_up": [
+            Piece(stored + "mlp.gate_proj.weight", 0, f, (0,)),
+            Piece(stored + "mlp.up_proj.weight", 0, f, (1,)),
+        ],
+        fused + "down": [Piece(stored + "mlp.down_proj.weight", 0, d, ())],
+    }
+    if config.attention_bias:
+        pieces[fused + "qkv_bias"] = _grouped(config, stored, "bias")
     return pieces
 
 
@@ -157,7 +177,7 @@ def assemble(
         quantized = weights == "int8" and is_matrix_name(path)
         fused = np.empty(spec.shape, np.float32 if quantized else numpy_dtype)
         for piece in pieces[path]:
-            _fill(fused[piece.index], source, piece)
+            fill(fused[piece.index], source, piece)
         tensor: Any = fused
         if quantized:
             # Back to the host: a mesh of several processes takes no array of one device.
@@ -242,7 +262,8 @@ def _blocks(rows: int, width: int) -> Iterator[tuple[int, int]]:
         yield start, min(start + step, rows)
 
 
-def _fill(target: np.ndarray[Any, Any], source: WeightSource, piece: Piece) -> None:
+def fill(target: np.ndarray[Any, Any], source: WeightSource, piece: Piece) -> None:
+    """Read a piece, block by block, into the part of the fused tensor that it is for."""
     rows = target.reshape(piece.stop - piece.start, -1)  # a view: `target` is contiguous
     for start, stop in _blocks(*rows.shape):
         block = source.read(piece.name, piece.start + start, piece.start + stop)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from jspec.errors import InputError, require
 
 PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 _DTYPES = ("F64", "F32", "F16", "BF16")
+_INTEGERS = ("I64", "I32", "BOOL")
 # Prefixes in multimodal checkpoints, up to transformers 4.51 and since; other parts are left out.
 _TEXT_PREFIXES = {
     "language_model.": "",
@@ -27,15 +28,25 @@ class SafetensorsSource:
     """The tensors of one directory, as a `WeightSource`.
 
     A file stays open, and so mapped, from the first read to the next `release`.
+
+    Args:
+        directory: with a config.json.
+        filenames: what a single file of weights may be called, in this order.
+        integers: names of tensors that hold integers or booleans.
     """
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        filenames: Sequence[str] = ("model.safetensors",),
+        integers: Collection[str] = (),
+    ) -> None:
         self._files: dict[str, Path] = {}
         self._shapes: dict[str, tuple[int, ...]] = {}
         self._opened: dict[Path, Any] = {}
         self._stored_names: dict[str, str] = {}
         nested = is_text_part(read_json(directory / "config.json"))
-        for path, wanted in _shards(directory).items():
+        for path, wanted in _shards(directory, filenames).items():
             handle = _open(path)
             stored = set(handle.keys())
             for stored_name in sorted(stored if wanted is None else stored & wanted):
@@ -43,12 +54,13 @@ class SafetensorsSource:
                 if name is None:
                     continue
                 tensor = handle.get_slice(stored_name)
+                wanted_dtypes = _INTEGERS if stored_name in integers else _DTYPES
                 require(
-                    tensor.get_dtype() in _DTYPES,
+                    tensor.get_dtype() in wanted_dtypes,
                     "tensor",
                     stored_name,
                     f"in {path.name} has dtype {tensor.get_dtype()}, which is not supported",
-                    f"use a checkpoint stored as one of {', '.join(_DTYPES)}",
+                    f"use a checkpoint stored as one of {', '.join(wanted_dtypes)}",
                 )
                 self._files[name] = path
                 self._stored_names[name] = stored_name
@@ -106,11 +118,11 @@ def _open(path: Path) -> Any:
         ) from None
 
 
-def _shards(directory: Path) -> dict[Path, set[str] | None]:
+def _shards(directory: Path, filenames: Sequence[str]) -> dict[Path, set[str] | None]:
     """Return the weight files, each with the names that the index expects in it, if any."""
-    single = directory / "model.safetensors"
-    if single.exists():
-        return {single: None}
+    for filename in filenames:
+        if (directory / filename).exists():
+            return {directory / filename: None}
     index_path = directory / "model.safetensors.index.json"
     if index_path.exists():
         weight_map = read_json(index_path).get("weight_map")
@@ -140,7 +152,7 @@ def _shards(directory: Path) -> dict[Path, set[str] | None]:
     raise InputError(
         "path",
         str(directory),
-        "holds neither model.safetensors nor model.safetensors.index.json",
+        f"holds neither {filenames[0]} nor model.safetensors.index.json",
         "fetch the checkpoint again, with its weights",
     )
 

@@ -47,7 +47,15 @@ def read_config(directory: Path) -> ModelConfig:
     Raises:
         InputError: the file is corrupt, or asks for something that the model does not compute.
     """
-    config = read_json(directory / "config.json")
+    return parse(read_json(directory / "config.json"))
+
+
+def parse(config: Mapping[str, Any]) -> ModelConfig:
+    """Return the architecture that a config.json's content describes.
+
+    Raises:
+        InputError: it asks for something that the model does not compute.
+    """
     if is_text_part(config):
         text = config.get("text_config")
         require(isinstance(text, dict), "text_config", text, "is no object", CHECK)

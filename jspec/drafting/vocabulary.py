@@ -90,17 +90,23 @@ def prune(params: TransformerParams, ids: Vocabulary) -> tuple[TransformerParams
     """Return a model whose head has only the rows of `ids`, and these [Vd] int32, rising.
 
     Args:
-        params: of V tokens; all but the head is shared, not copied.
+        params: of V tokens; all but the head is shared, not copied. A head that has only these
+            rows is left as it is.
         ids: the vocabulary.
 
     Raises:
         InputError: as `checked`.
     """
     head = params.embedding if params.head is None else params.head
-    stored = head.values if isinstance(head, Int8Matrix) else head
-    kept = jnp.asarray(checked(ids, stored.shape[0]))
+    kept = jnp.asarray(checked(ids, _rows(params.embedding)))
+    if _rows(head) == kept.size:
+        return params, kept
     rows = jax.tree.map(lambda leaf: jnp.take(leaf, kept, axis=0), head)
     return dataclasses.replace(params, head=rows), kept
+
+
+def _rows(matrix: Any) -> int:
+    return int((matrix.values if isinstance(matrix, Int8Matrix) else matrix).shape[0])
 
 
 def spread(logits: jax.Array, vocabulary: jax.Array | None, vocab_size: int) -> jax.Array:

@@ -32,15 +32,12 @@ NEARBY = tiny.nearby(TARGET.params, 0.1)
 IDS = tuple(range(1, 60, 3))  # 20 of 61
 TREE = (-1, 0, 0, 1, 1, 2)
 NEW = 24
-SAMPLES = 1024
+SAMPLES = 512
 PROMPT = tiny.prompts(2)[1]
 
 BOUND: dict[str, Callable[[Any], BoundDrafter]] = {
     "chain": lambda ids: draft_model(TARGET.config, NEARBY, vocabulary=ids),
     "drawn": lambda ids: draft_tree(TARGET.config, NEARBY, TREE, vocabulary=ids),
-    "independent": lambda ids: draft_tree(
-        TARGET.config, NEARBY, TREE, "independent", vocabulary=ids
-    ),
     "dynamic": lambda ids: dynamic_draft_tree(TARGET.config, NEARBY, 5, 3, 2, vocabulary=ids),
 }
 
@@ -56,7 +53,8 @@ def asked() -> list[Request]:
     words = tuple((token,) for token in IDS)
 
     def params(**more: Any) -> SamplingParams:
-        return SamplingParams(**{"max_new_tokens": NEW, "bad_words": ((60, 60),)} | more)
+        settings: dict[str, Any] = {"max_new_tokens": NEW, "bad_words": ((60, 60),)}
+        return SamplingParams(**settings | more)
 
     return [
         *(Request(prompt, params()) for prompt in tiny.prompts(4)),
@@ -94,7 +92,7 @@ def proposed(decoder: Decoder, requests: list[Request]) -> tuple[np.ndarray, np.
 def test_the_output_is_the_targets_and_nothing_outside_is_proposed(name: str) -> None:
     bound, requests = BOUND[name](IDS), asked()
     decoder = Decoder(
-        TARGET, bound, jspec.SpeculationConfig(bound.drafts or 3), batch_size=64, prefill_width=32
+        TARGET, bound, jspec.SpeculationConfig(bound.drafts or 3), batch_size=32, prefill_width=32
     )
     found = decoder.generate(requests)
     assert all(done.error is None for done in found)
@@ -114,10 +112,9 @@ def test_the_output_is_the_targets_and_nothing_outside_is_proposed(name: str) ->
     assert 0.2 < law[list(IDS)].sum() < 0.8  # tokens of both kinds are common
     first = np.bincount(tokens[:, 0], minlength=len(law))
     assert chi_square.p_value(first, law) > chi_square.LEAST_P
-    likely = int(np.argmax(law))
-    after = softmax(np.asarray(reference.run([*PROMPT, likely])[0][-1]))
-    second = np.bincount(tokens[tokens[:, 0] == likely, 1], minlength=len(law))
-    assert chi_square.p_value(second, after) > chi_square.LEAST_P
+    after = [softmax(np.asarray(reference.run([*PROMPT, t])[0][-1])) for t in range(len(law))]
+    second = np.bincount(tokens[:, 1], minlength=len(law))
+    assert chi_square.p_value(second, law @ np.array(after)) > chi_square.LEAST_P
     assert sum(int(done.counts.accepted.sum()) for done in sampled) > 100
 
     drafts, valid = proposed(decoder, requests[:8])
