@@ -1,0 +1,184 @@
+"""Forward passes for training: whole sequences at once, no cache, activations rows first.
+
+Each is the same function of the same parameters as the one that drafts, which tests hold them to.
+Products may run in bfloat16 with float32 sums; norms and softmax are float32.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from jspec.config import ModelConfig
+from jspec.models import rope
+from jspec.models.eagle import EagleConfig, EagleParams
+from jspec.models.medusa import MedusaParams
+from jspec.models.parameters import LayerParams, TransformerParams
+from jspec.models.transformer import gated
+
+Pair = tuple[jax.Array, jax.Array]
+
+
+def product(x: jax.Array, weight: jax.Array, dtype: jnp.dtype) -> jax.Array:
+    """Return x [.., in] times weight [.., in] transposed, its leading dimensions flattened.
+
+    Args:
+        x: float32.
+        weight: (out, in).
+        dtype: of the product's operands; sums are float32.
+    """
+    flat = weight.reshape(-1, weight.shape[-1]).astype(dtype)
+    return jax.lax.dot_general(
+        x.astype(dtype),
+        flat,
+        (((x.ndim - 1,), (1,)), ((), ())),
+        preferred_element_type=jnp.float32,
+    )
+
+
+def rms_norm(x: jax.Array, weight: jax.Array, eps: float) -> jax.Array:
+    """Root-mean-square norm over the last axis."""
+    scale = jax.lax.rsqrt(jnp.mean(x * x, axis=-1, keepdims=True) + jnp.float32(eps))
+    return x * scale * weight
+
+
+def _rotate(x: jax.Array, config: ModelConfig, first: int) -> jax.Array:
+    """Rotate x [N, W, heads, H], whose first position is `first`."""
+    positions = jnp.arange(first, first + x.shape[1], dtype=jnp.int32)
+    cosine, sine = rope.rotation(config.rope, config.head_dim, positions)
+    cosine, sine = cosine.T[None, :, None, :], sine.T[None, :, None, :]
+    low, high = jnp.split(x, 2, axis=-1)
+    return jnp.concatenate([low * cosine - high * sine, high * cosine + low * sine], axis=-1)
+
+
+def _project(
+    config: ModelConfig, layer: LayerParams, x: jax.Array, first: int, dtype: jnp.dtype
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Return rotated query [N, W, G, P, H], rotated key and value [N, W, G, H]."""
+    rows, width = x.shape[:2]
+    groups, per, head_dim = config.num_kv_heads, config.queries_per_kv, config.head_dim
+    qkv = product(x, layer.qkv, dtype).reshape(rows, width, groups, per + 2, head_dim)
+    if layer.qkv_bias is not None:
+        qkv = qkv + layer.qkv_bias
+    turned = qkv[..., : per + 1, :].reshape(rows, width, groups * (per + 1), head_dim)
+    turned = _rotate(turned, config, first).reshape(rows, width, groups, per + 1, head_dim)
+    return turned[..., :per, :], turned[..., per, :], qkv[..., per + 1, :]
+
+
+def _attend(config: ModelConfig, query: jax.Array, past: Pair, own: tuple[Pair, ...]) -> jax.Array:
+    """Attend over the entries up to each place, and over the guessed ones that follow it there.
+
+    Args:
+        config: of the layer.
+        query: [N, W, G, P, H].
+        past: keys and values of the true entries [N, W, G, H], seen up to one's own place.
+        own: keys and values of the guessed entries, each seen from its own place alone.
+
+    Returns:
+        [N, W, G * P * H].
+    """
+    rows, width = query.shape[:2]
+    query = query * jnp.float32(config.head_dim**-0.5)
+    scores = jnp.einsum("nwgph,nvgh->ngpwv", query, past[0])
+    seen = jnp.tril(jnp.ones((width, width), bool))
+    scores = jnp.where(seen, scores, -jnp.inf)
+    extra = [jnp.einsum("nwgph,nwgh->ngpw", query, key)[..., None] for key, _ in own]
+    weights = jax.nn.softmax(jnp.concatenate([scores, *extra], axis=-1), axis=-1)
+    mixed = jnp.einsum("ngpwv,nvgh->nwgph", weights[..., :width], past[1])
+    for place, (_, value) in enumerate(own):
+        weight = jnp.moveaxis(weights[..., width + place], 3, 1)
+        mixed = mixed + weight[..., None] * value[:, :, :, None, :]
+    return mixed.reshape(rows, width, -1)
+
+
+def _feed_forward(
+    config: ModelConfig, layer: LayerParams, x: jax.Array, dtype: jnp.dtype
+) -> jax.Array:
+    normed = rms_norm(x, layer.mlp_norm, config.norm_eps)
+    gate, up = jnp.split(product(normed, layer.gate_up, dtype), 2, axis=-1)
+    return x + product(gated(gate, up, config.activation), layer.down, dtype)
+
+
+def fuse(params: EagleParams, features: jax.Array, dtype: jnp.dtype) -> jax.Array:
+    """Return EAGLE-3's fused features [N, W, D] of low, middle and high ones [N, W, 3 * D]."""
+    fused = product(features, params.fc, dtype)
+    return fused if params.fc_bias is None else fused + params.fc_bias
+
+
+def eagle_step(
+    config: EagleConfig,
+    params: EagleParams,
+    embedded: jax.Array,
+    features: jax.Array,
+    past: Pair | None,
+    own: tuple[Pair, ...],
+    dtype: jnp.dtype,
+) -> tuple[jax.Array, Pair]:
+    """Run an EAGLE head over every place of a sequence.
+
+    Args:
+        config: of the head.
+        params: of the head.
+        embedded: [N, W, D], embeddings of the tokens that come next.
+        features: [N, W, D], true ones (fused, of EAGLE-3) or the step before's output.
+        past: keys and values of the true entries; None where this step runs them.
+        own: those of the guessed entries of the steps between, one a step.
+        dtype: of products.
+
+    Returns:
+        The output [N, W, D], and this step's keys and values.
+    """
+    c, layer = config.layer, params.layer
+    step = len(own) + (past is not None)
+    if config.kind == "eagle3":
+        residual = features
+        inputs = jnp.concatenate(
+            [
+                rms_norm(embedded, params.embedding_norm, c.norm_eps),
+                rms_norm(features, params.feature_norm, c.norm_eps),
+            ],
+            axis=-1,
+        )
+    else:
+        residual = product(jnp.concatenate([embedded, features], axis=-1), params.fc, dtype)
+        if params.fc_bias is not None:
+            residual = residual + params.fc_bias
+        inputs = residual
+    query, key, value = _project(c, layer, inputs, step, dtype)
+    mine = (key, value)
+    mixed = _attend(c, query, mine, ()) if past is None else _attend(c, query, past, (*own, mine))
+    x = residual + product(mixed, layer.attention_out, dtype)
+    return _feed_forward(c, layer, x, dtype), mine
+
+
+def eagle_logits(
+    config: EagleConfig, params: EagleParams, output: jax.Array, dtype: jnp.dtype
+) -> jax.Array:
+    """Return [N, W, Vd] float32 logits of an EAGLE head's output."""
+    if params.norm is not None:
+        output = rms_norm(output, params.norm, config.layer.norm_eps)
+    return product(output, params.head, dtype)
+
+
+def medusa_hidden(
+    params: MedusaParams, features: jax.Array, head: int, dtype: jnp.dtype
+) -> jax.Array:
+    """Return what Medusa head `head` (static) reads [N, W, D] of the target's normed output."""
+    x = features
+    for block in range(params.weights.shape[1]):
+        inner = product(x, params.weights[head, block], dtype) + params.biases[head, block]
+        x = x + jax.nn.silu(inner)
+    return x
+
+
+def transformer_hidden(
+    config: ModelConfig, params: TransformerParams, embedded: jax.Array, dtype: jnp.dtype
+) -> jax.Array:
+    """Return a Llama-like model's normed output [N, W, D] of embedded tokens [N, W, D]."""
+    x = embedded
+    for layer in params.layers:
+        normed = rms_norm(x, layer.attention_norm, config.norm_eps)
+        query, key, value = _project(config, layer, normed, 0, dtype)
+        x = x + product(_attend(config, query, (key, value), ()), layer.attention_out, dtype)
+        x = _feed_forward(config, layer, x, dtype)
+    return rms_norm(x, params.final_norm, config.norm_eps)

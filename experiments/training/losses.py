@@ -1,0 +1,227 @@
+"""What each kind of drafter is trained to do: guess the target's next distribution.
+
+All are distilled: the loss is the cross-entropy of the drafter's distribution under the target's.
+Of a reduced vocabulary the target's probabilities outside it are left out. A drafter's steps are
+trained as it drafts: EAGLE heads go on with their own outputs (training-time test, EAGLE-3, arXiv
+2503.01840), Medusa heads look further ahead.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from experiments.training import heads
+from jspec.config import ModelConfig
+from jspec.models.eagle import EagleConfig
+from jspec.models.medusa import MedusaConfig
+
+Kind = Literal["eagle", "eagle3", "medusa", "draft-model"]
+# A later step counts so much less than the one before (EAGLE-3's and Medusa's authors).
+_FALL = 0.8
+# EAGLE-1: the features' error counts beside a cross-entropy of weight 0.1.
+_FEATURE_WEIGHT, _TOKEN_WEIGHT = 1.0, 0.1
+
+
+@dataclasses.dataclass(frozen=True)
+class Method:
+    """What is trained. Hashable: a static argument of jitted programs.
+
+    Attributes:
+        kind: of drafter.
+        config: of the drafter.
+        steps: drafts in a row that are trained; Medusa has one a head, a draft model one.
+        dtype: of products, "float32" or "bfloat16".
+    """
+
+    kind: Kind
+    config: EagleConfig | MedusaConfig | ModelConfig
+    steps: int
+    dtype: str = "float32"
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Frozen:
+    """What the target lends and training leaves alone.
+
+    Attributes:
+        embedding: [V, D].
+        head: [Vd, D], the target's rows of the draft vocabulary.
+    """
+
+    embedding: Any
+    head: Any
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Batch:
+    """Sequences, and what the target makes of them.
+
+    Attributes:
+        tokens: [N, W] int32.
+        weight: [N, W] float32, how much guessing this token counts; 0 for padding.
+        layers: [N, W, F * D] bfloat16, outputs of the target's layers that the drafter reads.
+        final: [N, W, D] bfloat16, the target's normed output.
+        log_z: [N, W] float32, log of the sum of exponentials of its logits.
+        best: [N, W] int32, place in the draft vocabulary of its most probable next token; -1 if it
+            is outside.
+    """
+
+    tokens: Any
+    weight: Any
+    layers: Any
+    final: Any
+    log_z: Any
+    best: Any
+
+
+class Metrics(NamedTuple):
+    """Sums over a batch; the first axis is the S steps.
+
+    Attributes:
+        weight: [S], of all that was guessed.
+        loss: [S], weighted cross-entropy in nats.
+        agree: [S], weighted count of guesses equal to the target's best token.
+        overlap: [S], weighted sum of min(p, q).
+    """
+
+    weight: jax.Array
+    loss: jax.Array
+    agree: jax.Array
+    overlap: jax.Array
+
+
+def loss(method: Method, params: Any, frozen: Frozen, batch: Batch) -> tuple[jax.Array, Metrics]:
+    """Return the mean loss a token, and sums for reports.
+
+    Args:
+        method: static.
+        params: the drafter's own, what the target lends None.
+        frozen: what the target lends.
+        batch: of sequences.
+    """
+    if method.kind == "medusa":
+        return _medusa(method, params, frozen, batch)
+    if method.kind == "draft-model":
+        return _draft_model(method, params, frozen, batch)
+    return _eagle(method, params, frozen, batch)
+
+
+def _ahead(array: jax.Array, places: int) -> jax.Array:
+    """Return array [N, W, ..] with what was at i + `places` at i, and 0 at the end."""
+    width = array.shape[1]
+    moved = array[:, places:]
+    widths = [(0, 0)] * array.ndim
+    widths[1] = (0, min(places, width))
+    return jnp.pad(moved, widths)
+
+
+def _compare(logits: jax.Array, frozen: Frozen, batch: Batch, ahead: int, dtype: Any) -> Metrics:
+    """Compare logits [N, W, Vd] at place i with the target's distribution at i + `ahead`.
+
+    That is the distribution of token i + ahead + 1.
+    """
+    final = _ahead(batch.final, ahead).astype(jnp.float32)
+    log_z = _ahead(batch.log_z, ahead)
+    weight = _ahead(batch.weight, ahead + 1)
+    best = _ahead(batch.best, ahead)
+    log_p = jax.lax.stop_gradient(heads.product(final, frozen.head, dtype) - log_z[..., None])
+    p = jnp.exp(log_p)
+    log_q = jax.nn.log_softmax(logits, axis=-1)
+    cross_entropy = -jnp.sum(p * log_q, axis=-1)
+    overlap = jnp.sum(jnp.minimum(p, jnp.exp(log_q)), axis=-1)
+    agree = (jnp.argmax(logits, axis=-1) == best).astype(jnp.float32)
+    return Metrics(*(jnp.sum(weight * x) for x in (1.0, cross_entropy, agree, overlap)))
+
+
+def _total(parts: list[Metrics]) -> tuple[jax.Array, Metrics]:
+    """Return the loss of some steps and their sums."""
+    metrics = Metrics(*(jnp.stack(column) for column in zip(*parts, strict=True)))
+    fall = jnp.float32(_FALL) ** jnp.arange(len(parts), dtype=jnp.float32)
+    means = metrics.loss / jnp.maximum(metrics.weight, 1.0)
+    return jnp.sum(fall * means) / jnp.sum(fall), metrics
+
+
+def _eagle(method: Method, params: Any, frozen: Frozen, batch: Batch) -> tuple[jax.Array, Metrics]:
+    config, dtype = method.config, jnp.dtype(method.dtype)
+    assert isinstance(config, EagleConfig)
+    params = dataclasses.replace(params, embedding=frozen.embedding, head=frozen.head)
+    final = batch.final.astype(jnp.float32)
+    if config.kind == "eagle3":
+        features = heads.fuse(params, batch.layers.astype(jnp.float32), dtype)
+    else:
+        features = final
+    regression = jnp.float32(0)
+    past: heads.Pair | None = None
+    own: tuple[heads.Pair, ...] = ()
+    parts = []
+    for step in range(method.steps):
+        # Entry i joins feature i with token i + 1; a later step is one token further on.
+        embedded = jnp.take(frozen.embedding, _ahead(batch.tokens, step + 1), axis=0)
+        embedded = embedded.astype(jnp.float32)
+
+        def one(
+            params: Any, embedded: jax.Array, features: jax.Array, past: Any, own: Any, step: int
+        ) -> tuple[jax.Array, heads.Pair, Metrics]:
+            output, mine = heads.eagle_step(config, params, embedded, features, past, own, dtype)
+            logits = heads.eagle_logits(config, params, output, dtype)
+            return output, mine, _compare(logits, frozen, batch, step + 1, dtype)
+
+        features, mine, part = jax.checkpoint(one, static_argnums=5)(
+            params, embedded, features, past, own, step
+        )
+        if past is None:
+            past = mine
+        else:
+            own = (*own, mine)
+        parts.append(part)
+        if config.kind == "eagle":
+            weight = _ahead(batch.weight, step + 2)
+            error = _smooth_l1(features - _ahead(final, step + 1))
+            mean = jnp.sum(weight * error) / jnp.maximum(jnp.sum(weight), 1.0)
+            regression = regression + mean * jnp.float32(_FALL**step)
+    total, metrics = _total(parts)
+    if config.kind == "eagle":
+        total = _FEATURE_WEIGHT * regression + _TOKEN_WEIGHT * total
+    return total, metrics
+
+
+def _smooth_l1(error: jax.Array) -> jax.Array:
+    size = jnp.abs(error)
+    return jnp.mean(jnp.where(size < 1, 0.5 * size * size, size - 0.5), axis=-1)
+
+
+def _medusa(method: Method, params: Any, frozen: Frozen, batch: Batch) -> tuple[jax.Array, Metrics]:
+    dtype = jnp.dtype(method.dtype)
+    final = batch.final.astype(jnp.float32)
+    parts = []
+    for head in range(method.steps):
+
+        def one(params: Any, head: int) -> Metrics:
+            hidden = heads.medusa_hidden(params, final, head, dtype)
+            logits = heads.product(hidden, frozen.head, dtype)
+            return _compare(logits, frozen, batch, head + 1, dtype)
+
+        parts.append(jax.checkpoint(one, static_argnums=1)(params, head))
+    return _total(parts)
+
+
+def _draft_model(
+    method: Method, params: Any, frozen: Frozen, batch: Batch
+) -> tuple[jax.Array, Metrics]:
+    config, dtype = method.config, jnp.dtype(method.dtype)
+    assert isinstance(config, ModelConfig)
+
+    @jax.checkpoint
+    def one(params: Any) -> Metrics:
+        embedded = jnp.take(frozen.embedding, batch.tokens, axis=0).astype(jnp.float32)
+        hidden = heads.transformer_hidden(config, params, embedded, dtype)
+        logits = heads.product(hidden, frozen.head, dtype)
+        return _compare(logits, frozen, batch, 0, dtype)
+
+    return _total([one(params)])
