@@ -14,7 +14,18 @@ from collections.abc import Sequence
 import jax
 from absl import flags as absl_flags
 
-from experiments import batch, bench, demo, dtypes, flags, generate, kernels, paths, tree
+from experiments import (
+    batch,
+    bench,
+    demo,
+    dtypes,
+    flags,
+    generate,
+    kernels,
+    paths,
+    train_drafter,
+    tree,
+)
 from experiments import help as helping
 from experiments.experiment import Experiment
 from jspec import sampling_params
@@ -29,6 +40,7 @@ EXPERIMENTS = (
     dtypes.EXPERIMENT,
     tree.EXPERIMENT,
     kernels.EXPERIMENT,
+    train_drafter.EXPERIMENT,
 )
 
 _ILLEGAL = re.compile(r"flag --(\w+)=(.*?): (.*)", re.DOTALL)

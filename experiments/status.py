@@ -62,13 +62,19 @@ class Status:
             earlier: those of `done` that an earlier process finished, at no cost of this one's
                 time; a job that counts them is also told its requests a second.
         """
-        now = time.monotonic()
-        if now < self._next or elapsed < _LEAST:
+        if elapsed < _LEAST:
             return
-        self._next = now + _EVERY[self._terminal]
         ours = done - (earlier or 0)
         left = tables.seconds(elapsed / ours * (total - done)) if ours else "unknown time"
         rates = f"{tables.rate(tokens / elapsed)} tokens/s"
         if earlier is not None:
             rates += f", {tables.rate(ours / elapsed)} rows/s"
-        self.busy(f"{done}/{total} done, {rates}, {left} left")
+        self.passing(f"{done}/{total} done, {rates}, {left} left")
+
+    def passing(self, text: str) -> None:
+        """Say how far it is, unless that was said just now."""
+        now = time.monotonic()
+        if now < self._next:
+            return
+        self._next = now + _EVERY[self._terminal]
+        self.busy(text)

@@ -14,7 +14,7 @@ from jspec.models import rope
 from jspec.models.eagle import EagleConfig, EagleParams
 from jspec.models.medusa import MedusaParams
 from jspec.models.parameters import LayerParams, TransformerParams
-from jspec.models.transformer import gated
+from jspec.models.decoder_layer import gated
 
 Pair = tuple[jax.Array, jax.Array]
 
@@ -39,7 +39,12 @@ def product(x: jax.Array, weight: jax.Array, dtype: jnp.dtype) -> jax.Array:
 def rms_norm(x: jax.Array, weight: jax.Array, eps: float) -> jax.Array:
     """Root-mean-square norm over the last axis."""
     scale = jax.lax.rsqrt(jnp.mean(x * x, axis=-1, keepdims=True) + jnp.float32(eps))
-    return x * scale * weight
+    return x * scale * _broad(weight, x)
+
+
+def _broad(vector: jax.Array, x: jax.Array) -> jax.Array:
+    """Return a vector, or a small array of x's last axes, with as many axes as x."""
+    return jnp.expand_dims(vector, tuple(range(x.ndim - vector.ndim)))
 
 
 def _rotate(x: jax.Array, config: ModelConfig, first: int) -> jax.Array:
@@ -59,7 +64,7 @@ def _project(
     groups, per, head_dim = config.num_kv_heads, config.queries_per_kv, config.head_dim
     qkv = product(x, layer.qkv, dtype).reshape(rows, width, groups, per + 2, head_dim)
     if layer.qkv_bias is not None:
-        qkv = qkv + layer.qkv_bias
+        qkv = qkv + _broad(layer.qkv_bias, qkv)
     turned = qkv[..., : per + 1, :].reshape(rows, width, groups * (per + 1), head_dim)
     turned = _rotate(turned, config, first).reshape(rows, width, groups, per + 1, head_dim)
     return turned[..., :per, :], turned[..., per, :], qkv[..., per + 1, :]
@@ -81,7 +86,7 @@ def _attend(config: ModelConfig, query: jax.Array, past: Pair, own: tuple[Pair, 
     query = query * jnp.float32(config.head_dim**-0.5)
     scores = jnp.einsum("nwgph,nvgh->ngpwv", query, past[0])
     seen = jnp.tril(jnp.ones((width, width), bool))
-    scores = jnp.where(seen, scores, -jnp.inf)
+    scores = jnp.where(_broad(seen, scores), scores, -jnp.inf)
     extra = [jnp.einsum("nwgph,nwgh->ngpw", query, key)[..., None] for key, _ in own]
     weights = jax.nn.softmax(jnp.concatenate([scores, *extra], axis=-1), axis=-1)
     mixed = jnp.einsum("ngpwv,nvgh->nwgph", weights[..., :width], past[1])
@@ -102,7 +107,7 @@ def _feed_forward(
 def fuse(params: EagleParams, features: jax.Array, dtype: jnp.dtype) -> jax.Array:
     """Return EAGLE-3's fused features [N, W, D] of low, middle and high ones [N, W, 3 * D]."""
     fused = product(features, params.fc, dtype)
-    return fused if params.fc_bias is None else fused + params.fc_bias
+    return fused if params.fc_bias is None else fused + _broad(params.fc_bias, fused)
 
 
 def eagle_step(
@@ -142,7 +147,7 @@ def eagle_step(
     else:
         residual = product(jnp.concatenate([embedded, features], axis=-1), params.fc, dtype)
         if params.fc_bias is not None:
-            residual = residual + params.fc_bias
+            residual = residual + _broad(params.fc_bias, residual)
         inputs = residual
     query, key, value = _project(c, layer, inputs, step, dtype)
     mine = (key, value)
@@ -166,8 +171,8 @@ def medusa_hidden(
     """Return what Medusa head `head` (static) reads [N, W, D] of the target's normed output."""
     x = features
     for block in range(params.weights.shape[1]):
-        inner = product(x, params.weights[head, block], dtype) + params.biases[head, block]
-        x = x + jax.nn.silu(inner)
+        inner = product(x, params.weights[head, block], dtype)
+        x = x + jax.nn.silu(inner + _broad(params.biases[head, block], inner))
     return x
 
 

@@ -109,7 +109,7 @@ def user_turns(target: Model, recipe: Recipe, shard: int) -> list[str]:
             SamplingParams(
                 temperature=recipe.user_temperature,
                 max_new_tokens=most,
-                seed=_seed(recipe, shard, row),
+                seed=seed_of(recipe, shard, row),
             ),
         )
         for row, opening in enumerate(chosen)
@@ -142,7 +142,7 @@ def answer(target: Model, recipe: Recipe, shard: int, turns: list[str]) -> Text:
             sampling = SamplingParams(
                 temperature=temperature,
                 max_new_tokens=recipe.answer_tokens,
-                seed=_seed(recipe, shard, recipe.conversations + row),
+                seed=seed_of(recipe, shard, recipe.conversations + row),
             )
             requests.append(Request(ids, sampling))
     done = Decoder(target, batch_size=recipe.conversations).generate(requests)
@@ -161,7 +161,7 @@ def _choose(group: tuple[Opening, ...], recipe: Recipe, shard: int) -> list[Open
     return [group[index] for index in picked]
 
 
-def _seed(recipe: Recipe, shard: int, row: int) -> int:
-    """A seed of its own for every sequence, also across shards and recipes."""
+def seed_of(recipe: Recipe, shard: int, row: int) -> int:
+    """Return a seed of its own for every sequence, also across shards and recipes."""
     words = np.random.SeedSequence((recipe.seed, shard, row)).generate_state(1, np.uint64)
     return int(words[0])

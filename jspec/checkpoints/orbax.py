@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol, cast
 
@@ -198,7 +199,12 @@ def _stored_shapes(stored: Any) -> dict[str, tuple[int, ...]]:
 
 
 def _check_shapes(found: dict[str, tuple[int, ...]], wanted: TransformerParams) -> None:
-    expected = {name: leaf.shape for name, leaf in named(wanted).items()}
+    _require_shapes(found, {name: leaf.shape for name, leaf in named(wanted).items()})
+
+
+def _require_shapes(
+    found: Mapping[str, tuple[int, ...]], expected: Mapping[str, tuple[int, ...]]
+) -> None:
     for name in sorted(expected.keys() | found.keys()):
         have, want = found.get(name), expected.get(name)
         require(
@@ -213,3 +219,49 @@ def _check_shapes(found: dict[str, tuple[int, ...]], wanted: TransformerParams) 
 def _barrier(name: str) -> None:
     if jax.process_count() > 1:
         multihost_utils.sync_global_devices(f"jspec checkpoint: {name}")
+
+
+def save_arrays(directory: Path, arrays: Mapping[str, jax.Array]) -> None:
+    """Write arrays by name, as of a training that is to go on.
+
+    The directory appears only when it is complete.
+
+    Raises:
+        InputError: it exists already.
+    """
+    require(
+        not directory.exists(),
+        "directory",
+        str(directory),
+        "exists already",
+        "give a new directory, or remove the old one",
+    )
+    ocp.save(directory.absolute(), dict(arrays))
+
+
+def load_arrays(directory: Path, like: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
+    """Read what `save_arrays` wrote.
+
+    Args:
+        directory: where it is.
+        like: names, shapes, dtypes and placements that are wanted.
+
+    Raises:
+        InputError: it is missing, damaged, or has other names, shapes or dtypes.
+    """
+    path = directory.absolute()
+    try:
+        stored = _stored_shapes(ocp.metadata(path).metadata)
+    except Exception as error:  # of a damaged file Orbax and TensorStore raise anything
+        raise _broken(path, error) from None
+    _require_shapes(stored, {name: tuple(leaf.shape) for name, leaf in like.items()})
+    wanted = {
+        name: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding)
+        for name, leaf in like.items()
+    }
+    try:
+        return cast("dict[str, jax.Array]", ocp.load(path, wanted))
+    except jax.errors.JaxRuntimeError:  # the device, as when its memory is full
+        raise
+    except Exception as error:
+        raise _broken(path, error) from None

@@ -1,0 +1,171 @@
+"""From what is asked for to a drafter at the start of its training, and back to one that drafts."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from experiments.training import losses, starts
+from experiments.training.losses import Frozen, Kind, Method
+from jspec.config import ModelConfig
+from jspec.drafting import vocabulary as vocabularies
+from jspec.errors import require
+from jspec.model import Model
+from jspec.models import eagle
+from jspec.models.eagle import EagleConfig
+from jspec.models.medusa import MedusaConfig
+from jspec.models.parameters import TransformerParams
+
+# What the forward passes of training do not compute.
+_UNTRAINED = (
+    "qk_norm",
+    "post_norms",
+    "norm_unit_offset",
+    "embedding_scale",
+    "attention_scale",
+    "attention_softcap",
+    "logit_softcap",
+    "windows",
+    "local_rope",
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Wish:
+    """What is to be trained.
+
+    Attributes:
+        kind: of drafter.
+        drafts: in a row that are trained: steps of an EAGLE head, heads of Medusa.
+        layers: of the target, that a draft model begins with.
+        vocabulary: Vd, tokens that can be proposed; 0 for all.
+        dtype: of products.
+    """
+
+    kind: Kind
+    drafts: int
+    layers: tuple[int, ...]
+    vocabulary: int
+    dtype: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Start:
+    """A drafter before its first step.
+
+    Attributes:
+        method: what is trained.
+        params: its own, float32; what the target lends is None.
+        frozen: what the target lends.
+        vocabulary: [Vd] int32, rising; None for all tokens.
+        places: [Vd] ids of the rows of `frozen.head`.
+    """
+
+    method: Method
+    params: Any
+    frozen: Frozen
+    vocabulary: np.ndarray[Any, Any] | None
+    places: np.ndarray[Any, Any]
+
+
+def check(wish: Wish, config: ModelConfig) -> None:
+    """Raise `InputError` unless a target can be drafted for by what is wished."""
+    for name in _UNTRAINED:
+        value = getattr(config, name)
+        require(
+            value == ModelConfig.__dataclass_fields__[name].default,
+            "model",
+            config.name,
+            f"has {name}={value!r}, which training does not compute",
+            "train for a model of Llama's architecture",
+        )
+    for layer in wish.layers:
+        require(
+            0 <= layer < config.num_layers,
+            "layers",
+            layer,
+            f"is outside the target's layers 0..{config.num_layers - 1}",
+            "give layers of the target",
+        )
+
+
+def feature_layers(config: ModelConfig) -> tuple[int, ...]:
+    """Return the target's layers that an EAGLE-3 head reads; a shallow target has fewer to choose.
+
+    Of a target as deep as those of the authors they are `eagle.low_middle_high`.
+    """
+    last = config.num_layers - 1
+    return tuple(min(max(layer, 0), last) for layer in eagle.low_middle_high(config.num_layers))
+
+
+def default_layers(config: ModelConfig) -> tuple[int, ...]:
+    """Return the layers that a draft model begins with: the target's first and last."""
+    return tuple(sorted({0, config.num_layers - 1}))
+
+
+def start(wish: Wish, target: Model, counts: np.ndarray[Any, Any]) -> Start:
+    """Return a drafter that begins as the target's own layers.
+
+    Args:
+        wish: what it is.
+        target: what it drafts for.
+        counts: [V] how often each token comes in the training text; the most frequent ones are the
+            draft vocabulary.
+
+    Raises:
+        InputError: as `check`.
+    """
+    config = target.config
+    check(wish, config)
+    real = config.vocab_size if config.token_count is None else config.token_count
+    size = real if wish.vocabulary == 0 else min(wish.vocabulary, real)
+    whole = size == config.vocab_size
+    ids = vocabularies.most_frequent(counts[:real], size)
+    own = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), target.params)
+    head = own.embedding if own.head is None else own.head
+    frozen = Frozen(own.embedding, head if whole else jnp.take(head, jnp.asarray(ids), axis=0))
+    drafter, params = _begin(wish, config, own, size)
+    steps = 1 if wish.kind == "draft-model" else wish.drafts
+    method = Method(wish.kind, drafter, steps, wish.dtype)
+    return Start(method, starts.copied(params), frozen, None if whole else ids, ids)
+
+
+def _begin(
+    wish: Wish, config: ModelConfig, own: TransformerParams, size: int
+) -> tuple[EagleConfig | MedusaConfig | ModelConfig, Any]:
+    if wish.kind == "medusa":
+        heads = MedusaConfig(wish.drafts, 1, config.hidden_size, size, config.num_layers)
+        return heads, starts.medusa_heads(heads)
+    if wish.kind == "draft-model":
+        return starts.draft_model(config, own, wish.layers)
+    layer = dataclasses.replace(
+        config, num_layers=1, vocab_size=size, token_count=None, tie_embeddings=False
+    )
+    layers = feature_layers(config) if wish.kind == "eagle3" else (config.num_layers,)
+    drafter = EagleConfig(wish.kind, layer, layers)
+    return drafter, starts.eagle_head(drafter, own)
+
+
+def whole(begun: Start, params: Any) -> Any:
+    """Return trained parameters with what the target lends in its place."""
+    vocabulary = None if begun.vocabulary is None else jnp.asarray(begun.vocabulary)
+    frozen = begun.frozen
+    kind: losses.Kind = begun.method.kind
+    if kind == "medusa":
+        return dataclasses.replace(params, heads=frozen.head, vocabulary=vocabulary)
+    if kind == "draft-model":
+        return dataclasses.replace(params, embedding=frozen.embedding, head=frozen.head)
+    return dataclasses.replace(
+        params, embedding=frozen.embedding, head=frozen.head, vocabulary=vocabulary
+    )
+
+
+def count(params: Any) -> int:
+    """Return how many numbers are trained."""
+    leaves: Sequence[Any] = jax.tree.leaves(params)
+    return sum(int(np.prod(leaf.shape)) for leaf in leaves)
