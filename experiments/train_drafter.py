@@ -190,8 +190,7 @@ def _train(job: _Job, mesh: Mesh) -> int:
     def decode(params: Any) -> dict[str, Any]:
         if not asked:
             return {}
-        trained = binding.trained("in training", begun, _on_one_device(params))
-        drafter = binding.bind(target, trained)
+        drafter = binding.bind(target, begun, _on_one_device(params))
         return measuring.block_efficiency(target, drafter, flags.GAMMA.value, asked)
 
     def draw(history: History) -> None:
@@ -303,7 +302,7 @@ def _export(
     )
     partial = job.folder / f"{DRAFTER}.partial"
     shutil.rmtree(partial, ignore_errors=True)
-    binding.save(partial, binding.trained(DRAFTER, begun, _on_one_device(params)))
+    binding.save(partial, target, flags.MODEL.value, begun, _on_one_device(params))
     (partial / card.FILE).write_text(written, encoding="utf-8")
     shutil.rmtree(job.folder / DRAFTER, ignore_errors=True)
     partial.rename(job.folder / DRAFTER)

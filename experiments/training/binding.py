@@ -1,63 +1,66 @@
-"""From what was trained to a drafter that drafts, and to files."""
+"""From trained parameters to a drafter that drafts, and to the files that it is loaded from."""
 
 from __future__ import annotations
 
 import dataclasses
-import json
 from pathlib import Path
 from typing import Any
 
 import jax
-import numpy as np
-from safetensors.numpy import save_file
+import jax.numpy as jnp
 
-from experiments.training import methods
-from experiments.training.losses import Kind
 from experiments.training.methods import Start
+from jspec.checkpoints import heads
+from jspec.checkpoints.heads import TrainedDrafter
 from jspec.config import ModelConfig
 from jspec.drafting import BoundDrafter
-from jspec.drafting import draft_model as draft_models
+from jspec.drafting.draft_model import draft_model
 from jspec.drafting.eagle import eagle
+from jspec.drafting.medusa import medusa
 from jspec.model import Model
 from jspec.models.eagle import EagleConfig
 from jspec.models.medusa import MedusaConfig
 
-
-@dataclasses.dataclass(frozen=True)
-class TrainedDrafter:
-    name: str
-    kind: Kind
-    config: Any
-    params: Any
-    vocabulary: Any
+# Drafters are stored in it: its rounding moves no acceptance rate, and files are half as large.
+_STORED = jnp.bfloat16
 
 
-def trained(name: str, begun: Start, params: Any) -> TrainedDrafter:
-    """Return what was trained with what the target lends."""
-    method = begun.method
-    whole = methods.whole(begun, params)
-    return TrainedDrafter(name, method.kind, method.config, whole, begun.vocabulary)
+def bind(target: Model, begun: Start, params: Any) -> BoundDrafter:
+    """Return a drafter of chains, with its weights rounded as they are stored.
 
-
-def bind(target: Model, drafter: TrainedDrafter) -> BoundDrafter:
-    """Return the drafter of chains."""
-    kernels = target.functions.kernels
-    config = drafter.config
-    if isinstance(config, EagleConfig):
-        return eagle(target.config, config, drafter.params, kernels)
+    Args:
+        target: what it drafts for.
+        begun: what was trained.
+        params: its own, as trained so far.
+    """
+    kernels, config = target.functions.kernels, begun.method.config
+    kept = None if begun.vocabulary is None else jnp.asarray(begun.vocabulary)
+    own: Any = jax.tree.map(lambda leaf: leaf.astype(_STORED).astype(target.dtype), params)
+    embedding, head = target.params.embedding, target.params.head
+    head = embedding if head is None else head
+    if isinstance(config, ModelConfig):
+        # It takes the rows that it can propose by itself.
+        whole = dataclasses.replace(own, embedding=embedding, head=head)
+        return draft_model(config, whole, kernels, kept)
+    rows = head if kept is None else jnp.take(head, kept, axis=0)
     if isinstance(config, MedusaConfig):
-        from jspec.drafting.medusa import medusa
+        return medusa(config, dataclasses.replace(own, heads=rows, vocabulary=kept))
+    assert isinstance(config, EagleConfig)
+    whole = dataclasses.replace(own, embedding=embedding, head=rows, vocabulary=kept)
+    return eagle(target.config, config, whole, kernels)
 
-        return medusa(config, drafter.params)
-    assert isinstance(config, ModelConfig)
-    return draft_models.draft_model(config, drafter.params, kernels, drafter.vocabulary)
 
+def save(directory: Path, target: Model, name: str, begun: Start, params: Any) -> None:
+    """Write a drafter in its published layout; what the target lends is left out.
 
-def save(path: Path, drafter: TrainedDrafter) -> None:
-    path.mkdir()
-    leaves = jax.tree_util.tree_leaves_with_path(drafter.params)
-    save_file(
-        {jax.tree_util.keystr(p, simple=True, separator="."): np.asarray(x) for p, x in leaves},
-        path / "model.safetensors",
-    )
-    (path / "config.json").write_text(json.dumps(dataclasses.asdict(drafter.config)))
+    Args:
+        directory: where to.
+        target: what it drafts for.
+        name: of the target, for messages.
+        begun: what was trained.
+        params: its own, trained.
+    """
+    kept = None if begun.vocabulary is None else jnp.asarray(begun.vocabulary)
+    method = begun.method
+    drafter = TrainedDrafter(directory.name, method.kind, method.config, params, kept)
+    heads.save(directory, drafter, target.config, target_name=name, dtype=_STORED)

@@ -1,4 +1,4 @@
-"""From what is asked for to a drafter at the start of its training, and back to one that drafts."""
+"""From what is asked for to a drafter at the start of its training."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from experiments.training import losses, starts
+from experiments.training import starts
 from experiments.training.losses import Frozen, Kind, Method
 from jspec.config import ModelConfig
 from jspec.drafting import vocabulary as vocabularies
@@ -149,20 +149,6 @@ def _begin(
     layers = feature_layers(config) if wish.kind == "eagle3" else (config.num_layers,)
     drafter = EagleConfig(wish.kind, layer, layers)
     return drafter, starts.eagle_head(drafter, own)
-
-
-def whole(begun: Start, params: Any) -> Any:
-    """Return trained parameters with what the target lends in its place."""
-    vocabulary = None if begun.vocabulary is None else jnp.asarray(begun.vocabulary)
-    frozen = begun.frozen
-    kind: losses.Kind = begun.method.kind
-    if kind == "medusa":
-        return dataclasses.replace(params, heads=frozen.head, vocabulary=vocabulary)
-    if kind == "draft-model":
-        return dataclasses.replace(params, embedding=frozen.embedding, head=frozen.head)
-    return dataclasses.replace(
-        params, embedding=frozen.embedding, head=frozen.head, vocabulary=vocabulary
-    )
 
 
 def count(params: Any) -> int:

@@ -14,7 +14,9 @@ import numpy as np
 import pytest
 from matplotlib import image
 
+import jspec
 from experiments.training import progress, snapshots
+from jspec.checkpoints import heads
 from tests import tiny
 from tests.experiments.training import jobs
 
@@ -68,7 +70,12 @@ def train(run_jspec: Train, inputs: list[str], tmp_path: Path) -> Train:
     ("kind", "tokens"), [("eagle3", 257), ("eagle", 257), ("medusa", 200), ("draft-model", 200)]
 )
 def test_every_kind_learns_and_drafts(
-    kind: str, tokens: int, train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    kind: str,
+    tokens: int,
+    train: Train,
+    model: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     more = [] if kind == "draft-model" else ["--drafts=2", "--gamma=2"]
     assert train("job", f"--kind={kind}", f"--draft_vocab={tokens}", *more, "--measure_prompts=2", "--steps=12") == 0
@@ -99,6 +106,11 @@ def test_every_kind_learns_and_drafts(
     ):
         assert said in card
     assert "step 12: held-out cross-entropy" in capsys.readouterr().err
+    target = jspec.load(model)
+    stored = heads.load(folder / "drafter", target.config, target.params, "float32")
+    assert stored.kind == kind
+    kept = stored.vocabulary
+    assert kept is None if tokens == 257 else kept is not None and len(kept) == tokens
 
 
 def lines(folder: Path) -> list[dict[str, Any]]:
