@@ -23,12 +23,10 @@ TEMPLATE = (
 )
 
 
-def write_model(
-    directory: Path, *, seed: int = 0, template: str | None = TEMPLATE, **more: Any
-) -> Path:
-    """Write a model of two tiny layers that reads and writes bytes; `more` changes its config."""
+def write_model(directory: Path, *, seed: int = 0, template: str | None = TEMPLATE) -> Path:
+    """Write a model of two tiny layers that reads and writes bytes."""
     vocabulary = {token: index for index, token in enumerate([END, *byte_alphabet()])}
-    changes = {"vocab_size": 257, "max_position_embeddings": 1024, "eos_token_id": 0} | more
+    changes = {"vocab_size": 257, "max_position_embeddings": 1024, "eos_token_id": 0}
     config = CONFIG | changes
     write_huggingface(directory, random_tensors(config, seed), config)
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
