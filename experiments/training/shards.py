@@ -60,9 +60,7 @@ def split(corpus: Corpus) -> tuple[Corpus, Corpus]:
     return _those(corpus, ~held), _those(corpus, held)
 
 
-def without(
-    corpus: Corpus, shares: Callable[[np.ndarray[Any, Any]], bool]
-) -> tuple[Corpus, int]:
+def without(corpus: Corpus, shares: Callable[[np.ndarray[Any, Any]], bool]) -> tuple[Corpus, int]:
     """Return the conversations of whose tokens `shares` is false, and how many others there were."""
     kept = np.array([not shares(tokens(corpus, i)) for i in range(len(corpus.rows))], bool)
     return _those(corpus, kept), int((~kept).sum())
