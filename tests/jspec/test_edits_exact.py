@@ -25,9 +25,13 @@ from jspec.decoding import Program
 from jspec.drafting import BoundDrafter
 from jspec.drafting.draft_tree import draft_tree
 from jspec.drafting.dynamic_tree import dynamic_draft_tree
+from jspec.drafting.hybrid import hybrid
+from jspec.drafting.hybrid_tree import hybrid_tree
+from jspec.drafting.medusa import medusa, medusa_tree
 from jspec.drafting.ngram_tree import ngram_tree
 from jspec.drafting.protocol import Drafter
 from jspec.edits import RowEdits
+from jspec.models.medusa import MedusaConfig, MedusaParams
 from jspec.sampling_params import SamplingParams
 from jspec.state import DecodeState
 from jspec.trees import Topology
@@ -282,9 +286,23 @@ class TableModel(table_models.TableTarget):
         return dataclasses.replace(tiny.CONFIG, max_context=1000)
 
 
+def _medusa() -> tuple[MedusaConfig, MedusaParams]:
+    """Return heads that read one-hot tokens, of the marginal law so many tokens on."""
+    step = jax.nn.softmax(jnp.asarray(_tables()[1]), axis=-1)
+    laws = [jnp.linalg.matrix_power(step, head + 2) for head in range(6)]
+    blocks = jnp.zeros((6, 0, SMALL, SMALL), jnp.float32)
+    scores = jnp.stack([jnp.log(law).T for law in laws])
+    config = MedusaConfig(6, 0, SMALL, SMALL, 2)
+    return config, MedusaParams(blocks, blocks[..., 0], scores, None)
+
+
 def _branching(name: str) -> BoundDrafter:
     if name == "ngram-tree":
         return ngram_tree(6, 4, 2)
+    if name == "hybrid":
+        return hybrid(medusa(*_medusa()), max_n=2, min_n=1)
+    if name == "hybrid-tree":
+        return hybrid_tree(medusa_tree(*_medusa(), TREE), lookups=3, max_n=2, min_n=1)
     if name == "dynamic-tree":
         bound = dynamic_draft_tree(tiny.CONFIG, (), 6, 3, 2)  # type: ignore[arg-type]
     else:
@@ -306,6 +324,8 @@ def _branching(name: str) -> BoundDrafter:
         ("independent", PROMPT),
         ("dynamic-tree", PROMPT),
         ("ngram-tree", (3, 5, 2, 0, 3, 1, 3, 5)),  # something to look up
+        ("hybrid", (3, 5, 2, 0, 3, 1, 3, 5)),
+        ("hybrid-tree", (3, 5, 2, 0, 3, 1, 3, 5)),
     ],
 )
 def test_the_first_four_tokens_over_many_rounds_of_trees(
@@ -336,10 +356,10 @@ def test_the_first_four_tokens_over_many_rounds_of_trees(
     assert chi_square.p_value(observed, coarse) > chi_square.LEAST_P
     # Not by never accepting: rounds are fewer than tokens.
     words = np.asarray(after.trace.rounds)
-    most = 0.9 if name == "ngram-tree" else 0.8  # which finds little in so short a text
+    most = 0.9 if name in ("ngram-tree", "hybrid") else 0.8  # which finds little in so short a text
     assert (words >= 0).sum() < most * (np.asarray(after.length) - len(prompt)).sum()
     assert int(rounds) > 1
-    if name == "ngram-tree":  # every row has a tree of its own
+    if name in ("ngram-tree", "hybrid-tree"):  # every row has a tree of its own
         _check_on_eight_devices(program, target, bound.params, state, after)
 
 

@@ -84,7 +84,7 @@ tree = jax.jit(verify_tree, static_argnames=("rule", "of_typical"))
 
 
 @pytest.mark.parametrize("parents", [CHAIN, TREE], ids=["chain", "tree"])
-@hypothesis.settings(max_examples=15, deadline=None)
+@hypothesis.settings(max_examples=6, deadline=None)
 @hypothesis.given(seed=st.integers(0, 2**32 - 1), spread=st.sampled_from([0.5, 1.5, 4.0]))
 def test_the_accepted_path(parents: tuple[int, ...], seed: int, spread: float) -> None:
     generator = np.random.default_rng(seed)
@@ -95,6 +95,8 @@ def test_the_accepted_path(parents: tuple[int, ...], seed: int, spread: float) -
     for node in range(1, size):
         if parents[node] > 0:
             valid[:, node - 1] &= valid[:, parents[node] - 1]
+        if parents[node] == parents[node - 1]:  # siblings differ
+            tokens[:, node - 1] = (tokens[:, node - 2] + 1 + tokens[:, node - 1] % 4) % VOCAB
     temperatures = generator.choice([0.0, 0.7, 1.0], count)
     proposal = Proposal(
         jnp.asarray(tokens), trees.from_parents(parents), jnp.asarray(valid), PointMass()
@@ -109,6 +111,7 @@ def test_the_accepted_path(parents: tuple[int, ...], seed: int, spread: float) -
         if parents == CHAIN
         else tree(*given, rule="typical", of_typical=RULE)
     )
+    found = jax.device_get(found)
     compared = 0
     for row in range(count):
         p = law(logits[row], temperatures[row])
