@@ -82,6 +82,18 @@ def test_a_line_without_one_of_its_fields_is_not(kind: str) -> None:
         assert not batch_results.is_whole(line), path
 
 
+@pytest.mark.parametrize("kind", ["answer", "samples", "turns"])
+def test_one_lossy_answer_makes_the_job_lossy(kind: str) -> None:
+    line = copy.deepcopy(LINES[kind])
+    totals = batch_results.Totals()
+    totals.add(line)
+    assert totals.summary()["lossless"] is True  # as jobs begun before the rule existed
+    given = line.get("turns", [line])[-1]
+    given.get("samples", [given])[-1]["lossless"] = False
+    totals.add(line)
+    assert totals.summary()["lossless"] is False
+
+
 JSON = st.recursive(
     st.none()
     | st.booleans()

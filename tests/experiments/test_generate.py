@@ -102,6 +102,8 @@ def test_one_prompt_streams_and_leaves_a_folder(
     summary = read(folder, "summary.json")
     assert summary["label"] == "measured"
     assert summary["requests"] == 1
+    assert summary["lossless"] is metrics["lossless"] is completion["lossless"] is True
+    assert "LOSSY" not in captured.err
     assert summary["tpot_p50"] == metrics["tpot"]
     late = metrics["generated_tokens"] - metrics["first_round_tokens"]
     rate = late / (timing["end"] - timing["first"])
@@ -194,6 +196,19 @@ def test_every_drafter_gives_the_same_text(
         }.items()
     }
     assert texts["none"] == texts["early-exit"] == texts["draft-model"]
+
+
+def test_a_lossy_rule_is_labelled_wherever_its_results_are(
+    run_generate: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = run_generate(
+        "--prompt=xyz", "--gamma=2", "--verification=typical", "--temperature=1", drafter="ngram"
+    )
+    assert "LOSSY" in capsys.readouterr().err
+    assert "LOSSY" in (folder / "table.txt").read_text(encoding="utf-8")
+    assert read(folder, "summary.json")["lossless"] is False
+    assert [line["lossless"] for line in lines(folder, "metrics.jsonl")] == [False]
+    assert [line["lossless"] for line in lines(folder, "completions.jsonl")] == [False]
 
 
 def test_flags_come_from_a_file_too(run_generate: Callable[..., Path], tmp_path: Path) -> None:

@@ -249,6 +249,8 @@ def test_what_is_refused() -> None:
     given, _ = make("chain", 0)
     with pytest.raises(UnsupportedError, match="block verification"):
         fused_verification.verify(*given, rule="block")
+    with pytest.raises(UnsupportedError, match="typical acceptance wants the entropy"):
+        fused_verification.verify(*given, rule="typical")
     with pytest.raises(UnsupportedError, match="no such kernel"):
         fused_verification.verify(*given, implementation="triton")
 
@@ -265,7 +267,8 @@ def test_whether_a_program_wants_it() -> None:
     assert wanted(given, "token", on_tpu)
     assert not wanted(given, "token", on_cpu)
     assert not wanted(given, "block", on_tpu)
+    assert not wanted(given, "typical", on_tpu)
     assert wanted(plain, "block", on_tpu)  # without drafts every rule is the same
-    assert [choice.reason is None for choice in dispatch.choices("tpu")] == [True, False]
+    assert [choice.reason is None for choice in dispatch.choices("tpu")] == [True, False, False]
     with pytest.raises(UnsupportedError, match="block verification"):
         wanted(given, "block", Kernels("tpu", platform="tpu"))

@@ -15,6 +15,7 @@ from jspec.drafting import BoundDrafter
 from jspec.drafting.draft_model import draft_model
 from jspec.drafting.draft_tree import draft_tree
 from jspec.drafting.dynamic_tree import dynamic_draft_tree
+from jspec.drafting.hybrid import hybrid
 from jspec.drafting.ngram import ngram
 from jspec.drafting.ngram_tree import ngram_tree
 from jspec.generation import Decoder, run_chunk, run_prefill
@@ -35,6 +36,7 @@ CASES: dict[str, tuple[BoundDrafter | None, int]] = {
     # 7 nodes are run for 4 that are kept: its cache has more slots than the target's.
     "dynamic-tree": (dynamic_draft_tree(SMALL, tiny.params(SMALL), 4, 3, 3), 4),
     "ngram-tree": (ngram_tree(5, 4), 5),
+    "hybrid": (hybrid(draft_model(SMALL, tiny.params(SMALL))), 4),
 }
 
 

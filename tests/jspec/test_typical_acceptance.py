@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+from collections.abc import Iterator
 
 import hypothesis
 import jax
@@ -30,6 +31,12 @@ VOCAB = 5
 CHAIN = (-1, 0, 1, 2)
 TREE = (-1, 0, 0, 1, 1, 2, 3, 5)
 RULE = TypicalAcceptance(epsilon=0.25, delta=0.6)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def quickly() -> Iterator[None]:
+    with tiny.quick_compilation():
+        yield
 
 
 def law(logits: np.ndarray, temperature: float) -> np.ndarray:

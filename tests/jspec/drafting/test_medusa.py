@@ -29,6 +29,7 @@ TREE = (-1, 0, 0, 1, 1, 2, 3, 4)
 # A deterministic text: every token has one successor, 5 x + 3 mod 17.
 PRIME = 17
 HEADS = 3
+run_rounds = jax.jit(decoding.decode_chunk, static_argnums=0)
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -109,9 +110,7 @@ def test_heads_read_the_feature_before_the_pending_token(tree: bool, shift: int)
         drafter_params=bound.params,
     )
     program = Program(table_models.TableTarget(PRIME), bound.drafter, gamma)
-    after, _ = jax.jit(decoding.decode_chunk, static_argnums=0)(
-        program, table, bound.params, state, np.int32(64), np.bool_(False)
-    )
+    after, _ = run_rounds(program, table, bound.params, state, np.int32(64), np.bool_(False))
     expected, found = 0, int((np.asarray(after.trace.rounds) >= 0).sum())
     for row, prompt in enumerate(prompts.tolist()):
         text = prompt + [successor(prompt[-1], k + 1) for k in range(13)]
