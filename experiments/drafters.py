@@ -10,6 +10,7 @@ from typing import cast
 import jspec
 from experiments import flags, models, tree_flags
 from experiments.tree_flags import Choice
+from jspec import trained
 from jspec.config import SpeculationConfig, Verification
 from jspec.drafting.draft_tree import Draws
 from jspec.errors import InputError, require
@@ -20,6 +21,8 @@ _OWNER = {
     "exit_layers": "early-exit",
     "ngram_max": "ngram",
     "ngram_min": "ngram",
+    "trained": "trained",
+    "lookup": "trained",
 }
 # The library speaks of its own parameters; here they are flags.
 _FLAGS = {
@@ -32,7 +35,12 @@ _FLAGS = {
     "depth": flags.TREE_DEPTH.name,
     "width": flags.TREE_WIDTH.name,
     "matches": flags.TREE_WIDTH.name,
+    "name": flags.TRAINED.name,
+    "tree": flags.TREE.name,
+    "draws": flags.DRAWS.name,
 }
+# Drafts of a chain where --gamma does not say: heads are trained for a few steps.
+_TRAINED_GAMMA = 4
 
 
 def check_flags() -> None:
@@ -51,7 +59,14 @@ def check_flags() -> None:
 def check_drafter() -> None:
     """Raise `InputError` where the flags of what drafts contradict each other."""
     drafter = flags.DRAFTER.value
-    for holder in (flags.DRAFT_MODEL, flags.EXIT_LAYERS, flags.NGRAM_MAX, flags.NGRAM_MIN):
+    for holder in (
+        flags.DRAFT_MODEL,
+        flags.EXIT_LAYERS,
+        flags.NGRAM_MAX,
+        flags.NGRAM_MIN,
+        flags.TRAINED,
+        flags.LOOKUP,
+    ):
         owner = _OWNER[holder.name]
         require(
             not holder.present or drafter == owner,
@@ -68,6 +83,16 @@ def check_drafter() -> None:
             "names no model for --drafter=draft-model",
             "give a smaller model of the target's family",
         )
+    if drafter == "trained":
+        require(
+            bool(flags.TRAINED.value),
+            "trained",
+            flags.TRAINED.value,
+            "names no drafter for --drafter=trained",
+            f"give {', '.join(trained.SHIPPED)}, or the directory of a trained drafter",
+        )
+        with _named():
+            trained.locate(flags.TRAINED.value or "")
     if drafter == "early-exit":
         require(
             flags.EXIT_LAYERS.value is not None and flags.EXIT_LAYERS.value >= 1,
@@ -126,6 +151,8 @@ def of(target: jspec.Model, model: jspec.Model | None, tree: Choice | None) -> j
         InputError: the draft model does not fit, or a size is out of range.
     """
     with _named():
+        if flags.DRAFTER.value == "trained":
+            return _trained(target, tree)
         if model is None:
             if tree is None:
                 return jspec.ngram(flags.NGRAM_MAX.value, flags.NGRAM_MIN.value)
@@ -146,6 +173,19 @@ def of(target: jspec.Model, model: jspec.Model | None, tree: Choice | None) -> j
         shape = "" if tree is None else f"-{tree.kind}-tree-{tree.nodes}"
         name = f"{flags.DRAFTER.value}-{model.config.num_layers}l{shape}"
         return dataclasses.replace(bound, name=name)
+
+
+def _trained(target: jspec.Model, tree: Choice | None) -> jspec.BoundDrafter:
+    shape: trained.Tree | None = None
+    sizes = {}
+    if tree is not None and tree.kind == "dynamic":
+        shape = "dynamic"
+        sizes = {"nodes": tree.nodes, "depth": tree.depth, "width": tree.width}
+    elif tree is not None:
+        shape = tree.parents
+    draws = cast("Draws", flags.DRAWS.value) if flags.DRAWS.present and tree else None
+    name, lookup = flags.TRAINED.value or "", bool(flags.LOOKUP.value)
+    return jspec.load_drafter(target, name, tree=shape, draws=draws, lookup=lookup, **sizes)
 
 
 @contextlib.contextmanager
@@ -186,11 +226,26 @@ def require_lossless(speculation: SpeculationConfig) -> None:
     )
 
 
+def longest_chain(wanted: int) -> int:
+    """Return how many of `wanted` drafts a chain of the drafter's can have."""
+    most = None
+    if flags.DRAFTER.value == "trained":
+        most = trained.most_drafts(flags.TRAINED.value or "")
+    return wanted if most is None else min(most, wanted)
+
+
+def _chain_length() -> int:
+    """Return the drafts of a chain."""
+    if flags.GAMMA.present or flags.DRAFTER.value != "trained":
+        return int(flags.GAMMA.value)
+    return longest_chain(_TRAINED_GAMMA)
+
+
 def speculation_of(tree: Choice | None, rounds_per_chunk: int) -> SpeculationConfig:
     """Return what the flags say about speculation with this tree, or with a chain."""
     if flags.ROUNDS_PER_CHUNK.value is not None:
         rounds_per_chunk = flags.ROUNDS_PER_CHUNK.value
-    gamma = flags.GAMMA.value if tree is None else tree.nodes
+    gamma = _chain_length() if tree is None else tree.nodes
     if flags.DRAFTER.value == "none":
         require(
             not flags.GAMMA.present or gamma == 0,

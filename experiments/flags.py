@@ -47,9 +47,21 @@ KERNELS = flags.DEFINE_string(
 DRAFTER = flags.DEFINE_enum(
     "drafter",
     "ngram",
-    ["none", "ngram", "draft-model", "early-exit"],
-    "What proposes tokens: nothing; the text's own earlier words (prompt lookup); a smaller model; "
-    "or the target's first layers.",
+    ["none", "ngram", "trained", "draft-model", "early-exit"],
+    "What proposes tokens: nothing; the text's own earlier words (prompt lookup); heads or a small "
+    "model trained for the target; a smaller model; or the target's first layers.",
+)
+TRAINED = flags.DEFINE_string(
+    "trained",
+    None,
+    "Trained drafter: eagle3, medusa or draft, which come with jspec for smollm2; or a directory "
+    "with EAGLE, EAGLE-3 or Medusa heads or a draft model; for --drafter=trained.",
+)
+LOOKUP = flags.DEFINE_boolean(
+    "lookup",
+    False,
+    "Draft what followed earlier in the text where it matches, as --drafter=ngram does, and what "
+    "was trained elsewhere; for --drafter=trained.",
 )
 DRAFT_MODEL = flags.DEFINE_string(
     "draft_model", None, "Model that drafts, named as for --model; for --drafter=draft-model."

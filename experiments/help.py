@@ -17,6 +17,7 @@ _KINDS = {
     "experiment": "NAME",
     "model": "MODEL",
     "draft_model": "MODEL",
+    "trained": "DRAFTER",
     "output": "FOLDER",
     "compilation_cache": "FOLDER",
     "input": "FILE",

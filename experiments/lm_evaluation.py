@@ -23,12 +23,12 @@ from tqdm import tqdm
 
 import jspec
 from experiments import results
-from jspec import metrics, sampling_params
+from jspec import generation, metrics, sampling_params
 from jspec.errors import InputError, require
 from jspec.requests import Completion, Request
 
 _LOG = logging.getLogger(__name__)
-_DRAFTERS = ("none", "ngram", "draft-model", "early-exit")
+_DRAFTERS = ("none", "ngram", "trained", "draft-model", "early-exit")
 
 Scored = tuple[tuple[str, str], list[int], list[int]]
 
@@ -39,7 +39,8 @@ class JspecLM(TemplateLM):  # type: ignore[misc]
 
     Args:
         model: as for `jspec.load`.
-        drafter: none, ngram, draft-model or early-exit.
+        drafter: none, ngram, trained, draft-model or early-exit.
+        trained: for drafter=trained, as for `jspec.load_drafter`.
         draft_model: for drafter=draft-model, as for `jspec.load`.
         exit_layers: for drafter=early-exit.
         gamma: drafts a round.
@@ -61,6 +62,7 @@ class JspecLM(TemplateLM):  # type: ignore[misc]
         self,
         model: str = "smollm2",
         drafter: str = "ngram",
+        trained: str | None = None,
         draft_model: str | None = None,
         exit_layers: int | None = None,
         gamma: int | None = None,
@@ -84,8 +86,9 @@ class JspecLM(TemplateLM):  # type: ignore[misc]
         target = jspec.load(model, dtype, weights)  # type: ignore[arg-type]
         if target.tokenizer is None:
             raise InputError("model", model, "has no tokenizer", "give a model with one")
-        bound = _drafter(target, drafter, draft_model, exit_layers, dtype)
-        most = (gamma if gamma is not None else jspec.SpeculationConfig.gamma) if bound else 0
+        bound = _drafter(target, drafter, trained, draft_model, exit_layers, dtype)
+        default = generation.default_speculation(bound).gamma
+        most = (gamma if gamma is not None else default) if bound else 0
         speculation = jspec.SpeculationConfig(int(most), verification)  # type: ignore[arg-type]
         if not speculation.lossless:
             _LOG.warning(results.LOSSY)
@@ -254,13 +257,22 @@ class JspecLM(TemplateLM):  # type: ignore[misc]
 
 
 def _drafter(
-    target: jspec.Model, kind: str, draft_model: str | None, layers: int | None, dtype: str
+    target: jspec.Model,
+    kind: str,
+    trained: str | None,
+    draft_model: str | None,
+    layers: int | None,
+    dtype: str,
 ) -> jspec.BoundDrafter | None:
     require(
         kind in _DRAFTERS, "drafter", kind, "is not a choice", f"give one of {', '.join(_DRAFTERS)}"
     )
     if kind == "ngram":
         return jspec.ngram()
+    if kind == "trained":
+        if trained is None:
+            raise InputError("trained", trained, "is not given", "name a trained drafter")
+        return jspec.load_drafter(target, trained)
     if kind == "draft-model":
         if draft_model is None:
             raise InputError(

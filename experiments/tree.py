@@ -123,6 +123,8 @@ def _show(rates: tuple[float, ...]) -> int:
     """Show a tree that is known without a model."""
     for flag in (
         flags.DRAFTER,
+        flags.TRAINED,
+        flags.LOOKUP,
         flags.DRAFT_MODEL,
         flags.EXIT_LAYERS,
         flags.DRAWS,
@@ -219,10 +221,17 @@ def _measure(rates: Rates | None, sampling: SamplingParams) -> int:
         "drafter",
         drafter,
         "drafts no trees",
-        "give --drafter=ngram, draft-model or early-exit",
+        "give --drafter=ngram, trained, draft-model or early-exit",
     )
     drafters.check_drafter()
     choice = tree_flags.choice()
+    require(
+        drafter != "trained" or choice is None or choice.kind != "optimal",
+        "tree",
+        flags.TREE.value,
+        "cannot be found for --drafter=trained, whose passes are not measured",
+        "give a shape as --tree=3,2,1, or --tree=dynamic",
+    )
     drafters.require_lossless(drafters.speculation_of(choice, rounds_per_chunk=64))
     require(
         drafter == "ngram" or choice is not None,
@@ -236,6 +245,13 @@ def _measure(rates: Rates | None, sampling: SamplingParams) -> int:
         "rates",
         ",".join(_RATES.value),
         "say nothing about a tree that is found anew in every round",
+        "leave them out",
+    )
+    require(
+        rates is None or drafter != "trained",
+        "rates",
+        ",".join(_RATES.value),
+        "have no effect with --drafter=trained",
         "leave them out",
     )
     require(
@@ -324,7 +340,7 @@ def _all(
     for temperature in temperatures:
         requests = job.at(temperature)
         trees = [Choice("dynamic", (), n, tree_flags.DEPTH, tree_flags.MATCHES) for n in sizes]
-        if choice is not None and choice.kind == "dynamic":
+        if choice is not None and (choice.kind == "dynamic" or flags.DRAFTER.value == "trained"):
             trees = [choice]
         elif choice is not None and job.model is not None:
             if costs is None:
@@ -340,7 +356,8 @@ def _all(
             continue
         decoders = {tree_compare.PLAIN: job.decoder(0, None)}
         for tree in trees:
-            decoders[f"{tree_compare.CHAIN}{tree.nodes}"] = job.decoder(tree.nodes, None)
+            chain = drafters.longest_chain(tree.nodes)
+            decoders[f"{tree_compare.CHAIN}{chain}"] = job.decoder(chain, None)
             decoders[f"{tree_compare.TREE}{tree.nodes}"] = job.decoder(tree.nodes, tree)
         results = tree_compare.measure(decoders, requests, job.run, job.status, warm)
         comparison[f"{temperature:g}"] = tree_compare.summarise(results)

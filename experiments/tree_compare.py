@@ -143,8 +143,11 @@ def text(summary: dict[str, Any]) -> str:
     for temperature, section in summary.items():
         groups = {**section["categories"], "all": section["total"]}
         header, columns = ["category"], [list(groups)]
-        sizes = [name.removeprefix(CHAIN) for name in groups["all"] if name.startswith(CHAIN)]
-        pairs = [(f"{CHAIN}{size}", f"{TREE}{size}") for size in sizes]
+        # Of one size, unless a chain of the drafter's cannot be as long.
+        chains, grown = (
+            [name for name in groups["all"] if name.startswith(kind)] for kind in (CHAIN, TREE)
+        )
+        pairs = list(zip(chains, grown, strict=True))
         for chain, tree in pairs:
             given = [
                 [group[name]["block_efficiency"] for name in (chain, tree)]

@@ -101,7 +101,7 @@ def choice(drafter: str | None = None) -> Choice | None:
             holder.name,
             holder.value,
             "has no effect with --drafter=ngram, which looks its drafts up",
-            "leave it out, or give --drafter=draft-model or early-exit",
+            "leave it out, or give --drafter=trained, draft-model or early-exit",
         )
     found = _choice(text, drafter)
     if found is None or found.kind == "static":
@@ -171,7 +171,7 @@ def _choice(text: str | None, drafter: str) -> Choice | None:
         "tree",
         text,
         "cannot be honoured by --drafter=ngram, whose trees take the shape of what it finds",
-        "give --tree=dynamic, or --drafter=draft-model or early-exit",
+        "give --tree=dynamic, or --drafter=trained, draft-model or early-exit",
     )
     return Choice("static", parents, len(parents) - 1, 0, 0)
 

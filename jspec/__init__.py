@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from jspec.model import early_exit_of as early_exit
     from jspec.requests import Completion, Delta, Request, TokenLogProbs
     from jspec.sampling_params import SamplingParams
+    from jspec.trained import load_drafter
 
 # Name -> the module that has it, and its name there.
 _HOMES = {
@@ -59,6 +60,7 @@ _HOMES = {
     "early_exit_model": ("jspec.model", "early_exit_model"),
     "generate": ("jspec.api", "generate"),
     "load": ("jspec.model", "load"),
+    "load_drafter": ("jspec.trained", "load_drafter"),
     "ngram": ("jspec.drafting.ngram", "ngram"),
     "ngram_tree": ("jspec.drafting.ngram_tree", "ngram_tree"),
     "stream": ("jspec.api", "stream"),
@@ -87,6 +89,7 @@ __all__ = [
     "early_exit_model",
     "generate",
     "load",
+    "load_drafter",
     "ngram",
     "ngram_tree",
     "stream",

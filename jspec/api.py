@@ -133,8 +133,8 @@ def generate(
     Args:
         target: the model whose law the output has, whatever the drafter.
         prompts: texts, continued as they stand; chats; or token ids. See `to_token_ids`.
-        drafter: from `ngram`, `draft_model`, `early_exit`, their trees (`ngram_tree`, ..) or your
-            own; None decodes plainly.
+        drafter: from `ngram`, `load_drafter`, `draft_model`, `early_exit`, their trees
+            (`ngram_tree`, ..) or your own; None decodes plainly.
         sampling: for all prompts, or one for each; None is greedy with the defaults.
         speculation: how much to speculate; None takes the defaults with a drafter, gamma = 0
             without.

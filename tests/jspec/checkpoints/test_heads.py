@@ -48,6 +48,11 @@ def made(folder: Path, config: dict[str, Any], tensors: Arrays) -> TrainedDrafte
     return load(tiny_heads.write(folder, config, tensors))
 
 
+def changed(drafter: TrainedDrafter, **changes: Any) -> TrainedDrafter:
+    params: Any = drafter.params
+    return dataclasses.replace(drafter, params=dataclasses.replace(params, **changes))
+
+
 def check_block(layer: Any, tensors: Arrays, prefix: str) -> None:
     np.testing.assert_array_equal(layer.qkv, tiny_heads.grouped(tensors, prefix))
     np.testing.assert_array_equal(layer.attention_out, tensors[f"{prefix}self_attn.o_proj.weight"])
@@ -178,16 +183,16 @@ def test_what_is_saved_is_what_was_loaded(kind: Kind, tmp_path: Path) -> None:
         lent: dict[str, Any] = {"embedding": None}
         if "lm_head.weight" not in tensors:
             lent["head"] = None
-        own = dataclasses.replace(first, params=dataclasses.replace(first.params, **lent))
+        own = changed(first, **lent)
     if kind == "eagle":
-        own = dataclasses.replace(first, params=dataclasses.replace(first.params, head=None))
+        own = changed(first, head=None)
     heads.save(tmp_path / "first-again", own, TARGET, target_name="tiny")
     stored = load_file(tmp_path / "first-again" / "model.safetensors")
     assert stored.keys() == tensors.keys()
     for name, value in tensors.items():
         np.testing.assert_array_equal(stored[name], value, name)
     again = load(tmp_path / "first-again", kind=kind)
-    assert dataclasses.replace(again.config, **{}) == first.config
+    assert again.config == first.config
     same = jax.tree.map(np.array_equal, again.params, first.params)
     assert all(jax.tree.leaves(same))
     heads.save(tmp_path / "half", own, TARGET, dtype="bfloat16")
@@ -198,15 +203,18 @@ def test_what_is_saved_is_what_was_loaded(kind: Kind, tmp_path: Path) -> None:
 def test_a_drafter_of_another_target_is_refused_by_what_it_records(tmp_path: Path) -> None:
     config, tensors = tiny_heads.medusa(TARGET, own=False)
     found = made(tmp_path / "a", config, tensors)
-    params = dataclasses.replace(found.params, heads=None)
-    heads.save(tmp_path / "b", dataclasses.replace(found, params=params), TARGET, target_name="six")
+    heads.save(tmp_path / "b", changed(found, heads=None), TARGET, target_name="six")
     other = dataclasses.replace(TARGET, num_layers=5, windows=())
     with pytest.raises(InputError, match=r"target.num_layers=6 is not the 5 .* 'six'"):
         heads.load(tmp_path / "b", other, tiny.params(other), "float32")
 
 
 def without(*names: str) -> Callable[[dict[str, Any], Arrays], None]:
-    return lambda config, tensors: [tensors.pop(name) for name in names] and None
+    def change(config: dict[str, Any], tensors: Arrays) -> None:
+        for name in names:
+            del tensors[name]
+
+    return change
 
 
 def sets(name: str, value: Callable[[Arrays], Any]) -> Callable[[dict[str, Any], Arrays], None]:
