@@ -81,3 +81,11 @@ def test_every_file_that_a_document_links_is_there() -> None:
             continue
         for link in re.findall(r"\]\((?!https?:|#)([^)#]+)", document.read_text()):
             assert (document.parent / link).exists(), f"{document.name} links {link}"
+
+
+def test_the_vocabulary_of_the_guide(model: jspec.Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, reduced = blocks("docs/trained_drafters.md")
+    monkeypatch.setattr(jspec, "load", lambda: model)
+    names: dict[str, Any] = {}
+    exec(reduced, names)
+    assert names["drafter"].params.vocabulary.shape == (64,)

@@ -7,23 +7,22 @@ shared with the target.
 from __future__ import annotations
 
 import dataclasses
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
 from jspec import cache as kv
-from jspec import randomness, sampling, trees
+from jspec import trees
 from jspec.cache import KVCache
 from jspec.config import ModelConfig
-from jspec.drafting import BoundDrafter
-from jspec.drafting.protocol import Context, Dense, Outcome, Proposal
+from jspec.drafting import BoundDrafter, chain_draws
+from jspec.drafting.chain_draws import Drafted
+from jspec.drafting.protocol import Context, Outcome, Proposal
 from jspec.drafting.vocabulary import Vocabulary, checked, prune, spread
 from jspec.errors import require, require_integer
 from jspec.models.parameters import TransformerParams
 from jspec.models.transformer import Transformer
-from jspec.randomness import Purpose
 from pallas_kernels.dispatch import Kernels
 
 
@@ -60,18 +59,6 @@ def pruned(
     # The head has no rows left that only pad it.
     config = dataclasses.replace(config, token_count=None, tie_embeddings=False)
     return config, DraftParams(params, kept)
-
-
-class _Drafted(NamedTuple):
-    """The drafts so far: the [B] last one, [B, gamma] tokens, whether these could be chosen, laws.
-
-    No token can be where the row's own edits forbid all that the drafter knows.
-    """
-
-    last: jax.Array
-    tokens: jax.Array
-    valid: jax.Array
-    log_q: jax.Array
 
 
 @dataclasses.dataclass(frozen=True)
@@ -119,37 +106,14 @@ class DraftModelDrafter:
         self, params: DraftParams, state: KVCache, context: Context, gamma: int
     ) -> tuple[Proposal, KVCache]:
         """Draw `gamma` drafts a row under the row's own transforms."""
-        all_greedy = jnp.all(sampling.is_greedy(context.sampling))
         batch = context.length.shape[0]
-        place = jnp.arange(gamma, dtype=jnp.int32)[None, :]
 
-        def choose(step: jax.Array, hidden: jax.Array, drafted: _Drafted) -> _Drafted:
+        def choose(step: jax.Array, hidden: jax.Array, drafted: Drafted) -> Drafted:
             logits = self.model.logits(params.model, hidden)
             logits = spread(logits, params.vocabulary, context.vocab_size)
-            path = jnp.where(place < step, drafted.tokens, -1)
-            logits = context.edit(logits[:, None], path[:, None])[:, 0]
-            usable = sampling.usable(logits)
+            return chain_draws.choose(context, step, logits, drafted)
 
-            def drawn() -> tuple[jax.Array, jax.Array]:
-                log_q = sampling.log_probs(logits[:, None], context.sampling)[:, 0]
-                log_q = jnp.where(usable[:, None], log_q, -jnp.inf)
-                node = jnp.broadcast_to(step + 1, (batch, 1))
-                keys = randomness.node_keys(context.keys, node, Purpose.DRAFT)[:, 0]
-                return sampling.draw(log_q, keys), log_q
-
-            def best() -> tuple[jax.Array, jax.Array]:
-                # q is not looked at when every row is greedy.
-                return jnp.argmax(logits, axis=-1).astype(jnp.int32), jnp.zeros_like(logits)
-
-            token, log_q = jax.lax.cond(all_greedy, best, drawn)
-            return _Drafted(
-                last=token,
-                tokens=jnp.where(place == step, token[:, None], drafted.tokens),
-                valid=drafted.valid & ((place < step) | usable[:, None]),
-                log_q=jax.lax.dynamic_update_index_in_dim(drafted.log_q, log_q, step, axis=1),
-            )
-
-        def step(index: jax.Array, carry: tuple[_Drafted, KVCache]) -> tuple[_Drafted, KVCache]:
+        def step(index: jax.Array, carry: tuple[Drafted, KVCache]) -> tuple[Drafted, KVCache]:
             drafted, state = carry
             last = drafted.last[:, None]
             hidden, state, _ = self.model.forward(params.model, last, state, trees.chain(0))
@@ -163,25 +127,13 @@ class DraftModelDrafter:
         hidden, state, _ = self.model.forward(params.model, tokens, state, trees.chain(1))
         state = kv.commit(state, behind)
         column = jnp.arange(batch, dtype=jnp.int32) * 2 + jnp.clip(behind - 1, 0, 1)
-        nothing = _Drafted(
-            last=jnp.zeros(batch, jnp.int32),
-            tokens=jnp.zeros((batch, gamma), jnp.int32),
-            valid=jnp.ones((batch, gamma), bool),
-            log_q=jnp.zeros((batch, gamma, context.vocab_size), jnp.float32),
-        )
+        nothing = chain_draws.nothing(context, gamma)
         first = choose(jnp.int32(0), jnp.take(hidden, column, axis=1), nothing)
         # A loop, so that a program is compiled for one step, however many there are.
         drafted, state = jax.lax.fori_loop(1, gamma, step, (first, state))
 
         # Beyond its own context the draft model knows no positions.
-        reach = self.model.config.max_context - context.length + 1
-        proposal = Proposal(
-            tokens=drafted.tokens,
-            topology=trees.chain(gamma),
-            valid=drafted.valid & (place < reach[:, None]),
-            law=Dense(log_q=drafted.log_q),
-        )
-        return proposal, state
+        return drafted.proposal(self.model.config.max_context - context.length + 1), state
 
     def absorb(self, state: KVCache, outcome: Outcome) -> KVCache:
         """Cut the cache to the committed tokens short of the pending one."""
