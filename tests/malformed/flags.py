@@ -123,7 +123,7 @@ _GENERATE: list[tuple[str, str, str]] = [
     ("batch", "argument='batch'", "--experiment=batch"),
     ("--drafter=NGRAM", "drafter='NGRAM'", "none, ngram, trained, draft-model, early-exit"),
     ("--drafter=none --gamma=4", "gamma=4", "leave it out"),
-    ("--drafter=trained", "trained=None", "give eagle3, medusa, draft"),
+    ("--drafter=trained", "trained names no drafter", "give eagle3, medusa, draft"),
     ("--drafter=trained --trained=no/t/here", "trained='no/t/here'", "give eagle3, medusa, draft"),
     ("--drafter=trained --trained=.", "path='config.json'", "fetch the checkpoint again"),
     ("--drafter=trained --trained=. --ngram_max=4", "ngram_max=4", "--drafter=ngram"),
