@@ -78,7 +78,17 @@ def test_every_kind_learns_and_drafts(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     more = ["--layers=1"] if kind == "draft-model" else ["--drafts=2", "--gamma=2"]
-    assert train("job", f"--kind={kind}", f"--draft_vocab={tokens}", *more, "--measure_prompts=2", "--steps=12") == 0
+    assert (
+        train(
+            "job",
+            f"--kind={kind}",
+            f"--draft_vocab={tokens}",
+            *more,
+            "--measure_prompts=2",
+            "--steps=12",
+        )
+        == 0
+    )
     folder = tmp_path / "job"
     steps, measured = jobs.progress(folder)
     assert [line["step"] for line in measured] == [0, 12]
@@ -132,7 +142,7 @@ def test_killed_and_interrupted_it_comes_to_the_same_losses(
         "write = Progress.write\n"
         "def cut(self, line):\n"
         "    if line['step'] == 5:\n"
-        "        self._file.write('{\"step\": 5, \"lo')\n"
+        '        self._file.write(\'{"step": 5, "lo\')\n'
         "        self._file.flush()\n"
         "        os.kill(os.getpid(), signal.SIGKILL)\n"
         "    write(self, line)\n"
