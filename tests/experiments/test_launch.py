@@ -72,7 +72,7 @@ MALFORMED: list[tuple[list[str], list[str]]] = [
     ([*GENERATE, "--gamma=-1"], ["gamma=-1", "0..127", "plain decoding"]),
     ([*GENERATE, "--gamma=128"], ["gamma=128", "0..127", "up to 127"]),
     ([*GENERATE, "--drafter=none", "--gamma=4"], ["gamma=4", "--drafter=none", "leave it out"]),
-    ([*GENERATE, "--drafter=medusa9"], ["drafter='medusa9'", "none, ngram, draft-model"]),
+    ([*GENERATE, "--drafter=medusa9"], ["drafter='medusa9'", "none, ngram, trained, draft-model"]),
     ([*GENERATE, "--drafter=draft-model"], ["error: draft_model names no model", "smaller model"]),
     ([*GENERATE, "--draft_model=a/b"], ["draft_model='a/b'", "--drafter=draft-model"]),
     ([*GENERATE, "--drafter=early-exit"], ["error: exit_layers is no number", "at least 1"]),
