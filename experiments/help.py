@@ -21,6 +21,9 @@ _KINDS = {
     "output": "FOLDER",
     "compilation_cache": "FOLDER",
     "input": "FILE",
+    "train_input": "FILE",
+    "exclude": "FILE",
+    "data": "FOLDER",
     "workloads": "FILE",
 }
 _INTRO = """\

@@ -194,6 +194,8 @@ def _train(job: _Job, mesh: Mesh) -> int:
         return measuring.block_efficiency(target, drafter, flags.GAMMA.value, asked)
 
     def draw(history: History) -> None:
+        if len(history.measured) < 2:  # a point is no curve
+            return
         title = f"{options.KIND.value} for {flags.MODEL.value}"
         for name, content in tree_plot.files(plot.figure(history, title), plot.STEM).items():
             partial = job.folder / f"{name}.partial"

@@ -30,7 +30,6 @@ from experiments.training.optimizer import Plan, State, Sums
 from experiments.training.progress import History, Progress
 from jspec.errors import require
 
-
 _RECENT = 50  # steps whose rate is shown
 
 

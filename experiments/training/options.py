@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from typing import cast
+from typing import Any, cast
 
 from absl import flags as absl_flags
 
 from experiments import flags
-from experiments.training.losses import Kind
 from experiments.training.loop import Settings
+from experiments.training.losses import Kind
 from experiments.training.methods import Wish
 from experiments.training.optimizer import Plan
 from experiments.training.text import Recipe
-from jspec.errors import InputError, is_finite, require
+from jspec.errors import is_finite, require
 
 KIND = absl_flags.DEFINE_enum(
     "kind", None, ["eagle3", "eagle", "medusa", "draft-model"], "What is trained."
@@ -82,17 +82,14 @@ _LEAST = (
 def check() -> None:
     """Raise `InputError` where a flag is out of its range or has no effect; reads no model."""
     require(KIND.value is not None, "kind", None, "is not given", "give one, as --kind=eagle3")
-    for holder, least in _LEAST:
-        value = holder.value
-        require(value >= least, holder.name, value, f"is below {least}", f"give at least {least}")
+    for counted, least in _LEAST:
+        _require(counted, counted.value >= least, f"is below {least}", f"give at least {least}")
     for rate in (LEARNING_RATE, CLIP):
-        value = rate.value
-        fits = is_finite(value) and value > 0
-        require(fits, rate.name, value, "is no number above 0", "give one, as 0.001")
+        fits = is_finite(rate.value) and rate.value > 0
+        _require(rate, fits, "is no number above 0", "give one, as 0.001")
     for share in (WEIGHT_DECAY, PROMPT_WEIGHT):
-        value = share.value
-        fits = is_finite(value) and 0 <= value <= 1
-        require(fits, share.name, value, "is outside [0, 1]", "give a share of 1")
+        fits = is_finite(share.value) and 0 <= share.value <= 1
+        _require(share, fits, "is outside [0, 1]", "give a share of 1")
     require(
         flags.DTYPE.value != "float16",
         "dtype",
@@ -100,9 +97,7 @@ def check() -> None:
         "is too narrow for gradients",
         "give float32 or bfloat16",
     )
-    require(
-        flags.GAMMA.value >= 1, "gamma", flags.GAMMA.value, "drafts nothing", "give at least 1"
-    )
+    require(flags.GAMMA.value >= 1, "gamma", flags.GAMMA.value, "drafts nothing", "give at least 1")
     draft_model = KIND.value == "draft-model"
     for flag, used in ((LAYERS, draft_model), (DRAFTS, not draft_model)):
         require(
@@ -143,12 +138,16 @@ def recipe() -> Recipe:
     """Return what text the target writes.
 
     Raises:
-        InputError: there is no seed.
+        InputError: it would be none.
     """
-    seed = flags.SEED.value
-    if seed is None or seed < 0:
-        raise InputError("seed", seed, "is no seed", "give an integer of at least 0")
-    require(flags.BATCH_SIZE.value >= 1, "batch_size", flags.BATCH_SIZE.value, "is below 1", "write at least one")
+    seed = _seed()
+    require(
+        flags.BATCH_SIZE.value >= 1,
+        "batch_size",
+        flags.BATCH_SIZE.value,
+        "is below 1",
+        "write at least one",
+    )
     return Recipe(
         seed=seed, conversations=flags.BATCH_SIZE.value, answer_tokens=flags.MAX_NEW_TOKENS.value
     )
@@ -168,8 +167,18 @@ def settings() -> Settings:
         batch_tokens=BATCH_TOKENS.value,
         accumulate=ACCUMULATE.value,
         prompt_weight=PROMPT_WEIGHT.value,
-        seed=flags.SEED.value,
+        seed=_seed(),
         save_every=SAVE_EVERY.value,
         measure_every=MEASURE_EVERY.value,
         keep=KEEP.value,
     )
+
+
+def _require(flag: absl_flags.FlagHolder[Any], fits: bool, problem: str, remedy: str) -> None:
+    require(fits, flag.name, flag.value, problem, remedy)
+
+
+def _seed() -> int:
+    seed = flags.SEED.value
+    assert seed is not None  # it has a default here
+    return seed

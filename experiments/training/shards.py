@@ -61,7 +61,7 @@ def split(corpus: Corpus) -> tuple[Corpus, Corpus]:
 
 
 def without(corpus: Corpus, shares: Callable[[np.ndarray[Any, Any]], bool]) -> tuple[Corpus, int]:
-    """Return the conversations of whose tokens `shares` is false, and how many others there were."""
+    """Return the conversations of whose tokens `shares` is false, and the number of others."""
     kept = np.array([not shares(tokens(corpus, i)) for i in range(len(corpus.rows))], bool)
     return _those(corpus, kept), int((~kept).sum())
 

@@ -37,8 +37,8 @@ def save(folder: Path, step: int, tree: Any, keep: int) -> Path:
     root.mkdir(exist_ok=True)
     path = root / f"step-{step:08}"
     partial = root / f".{path.name}.partial"
-    for old in (path, partial):
-        shutil.rmtree(old, ignore_errors=True)
+    shutil.rmtree(path, ignore_errors=True)
+    shutil.rmtree(partial, ignore_errors=True)
     orbax.save_arrays(partial, _named(tree))
     partial.rename(path)
     for old in steps(folder)[:-keep]:

@@ -73,7 +73,7 @@ def test_shards_are_made_once_and_follow_from_the_recipe(
     with pytest.raises(InputError, match=r"model=.*another --data"):
         build(tmp_path / "data", dataclasses.replace(model, params=params), 150)
     (tmp_path / "data" / "settings.json").unlink()
-    with pytest.raises(InputError, match="without a settings.json"):
+    with pytest.raises(InputError, match=r"without a settings\.json"):
         build(tmp_path / "data", model, 150)
 
 

@@ -15,7 +15,8 @@ import pytest
 from matplotlib import image
 
 import jspec
-from experiments.training import progress, snapshots
+from experiments import tree_plot
+from experiments.training import plot, progress, snapshots
 from jspec.checkpoints import heads
 from tests import tiny
 from tests.experiments.training import jobs
@@ -59,8 +60,15 @@ def inputs(tmp_path_factory: pytest.TempPathFactory, model: Path) -> list[str]:
 
 
 @pytest.fixture
-def train(run_jspec: Train, inputs: list[str], tmp_path: Path) -> Train:
-    def run(name: str, *arguments: str) -> int:
+def train(
+    run_jspec: Train, inputs: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Train:
+    """Run the experiment; pictures take long, so only who asks for them gets some."""
+
+    def run(name: str, *arguments: str, drawn: bool = False) -> int:
+        if not drawn:
+            monkeypatch.setattr(plot, "figure", lambda history, title: None)
+            monkeypatch.setattr(tree_plot, "files", lambda figure, stem: {})
         return run_jspec(*inputs, f"--output={tmp_path / name}", *arguments)
 
     return run
@@ -78,17 +86,9 @@ def test_every_kind_learns_and_drafts(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     more = ["--layers=1"] if kind == "draft-model" else ["--drafts=2", "--gamma=2"]
-    assert (
-        train(
-            "job",
-            f"--kind={kind}",
-            f"--draft_vocab={tokens}",
-            *more,
-            "--measure_prompts=2",
-            "--steps=12",
-        )
-        == 0
-    )
+    decoded = kind != "eagle"  # as eagle3 is
+    more += [f"--draft_vocab={tokens}", f"--measure_prompts={2 * decoded}", "--steps=12"]
+    assert train("job", f"--kind={kind}", *more, drawn=kind == "eagle3") == 0
     folder = tmp_path / "job"
     steps, measured = jobs.progress(folder)
     assert [line["step"] for line in measured] == [0, 12]
@@ -100,14 +100,12 @@ def test_every_kind_learns_and_drafts(
     assert steps[-1]["tokens"] > steps[0]["tokens"] > 0
     assert steps[2]["learning_rate"] == pytest.approx(0.01)
     assert steps[-1]["learning_rate"] < 0.002
-    assert 1 <= after["block_efficiency"] <= 3
-    assert len(after["acceptance"]) == (4 if kind == "draft-model" else 2)
-    assert image.imread(folder / "training.png").min() < 1
-    assert "</svg>" in (folder / "training.svg").read_text()
+    if kind == "eagle3":
+        assert image.imread(folder / "training.png").min() < 1
+        assert "</svg>" in (folder / "training.svg").read_text()
     card = (folder / "drafter" / "README.md").read_text()
     for said in (
         f"# {kind} drafter",
-        f"block efficiency {after['block_efficiency']:.2f}",
         f"{steps[-1]['tokens']:,} tokens in 12 steps",
         "chats.jsonl",
         f"--kind={kind}",
@@ -115,6 +113,10 @@ def test_every_kind_learns_and_drafts(
         "38, and 2 held out",
     ):
         assert said in card
+    if decoded:
+        assert 1 <= after["block_efficiency"] <= 5
+        assert len(after["acceptance"]) == (4 if kind == "draft-model" else 2)
+        assert f"block efficiency {after['block_efficiency']:.2f}" in card
     assert "step 12: held-out cross-entropy" in capsys.readouterr().err
     target = jspec.load(model)
     stored = heads.load(folder / "drafter", target.config, target.params, "float32")
