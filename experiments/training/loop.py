@@ -197,21 +197,21 @@ class Trainer:
             for part in range(settings.accumulate)
         ]
         return _Given(
-            [self._batch(self._data.train, plan) for plan in chosen],
+            [self._batch(self._data.train, plan, settings.prompt_weight) for plan in chosen],
             sum(_tokens(self._data.train, plan) for plan in chosen),
         )
 
-    def _batch(self, corpus: Corpus, plan: BatchPlan) -> Batch:
+    def _batch(self, corpus: Corpus, plan: BatchPlan, weight: float) -> Batch:
         filled = np.full(-len(plan.rows) % self._devices, -1, plan.rows.dtype)
         plan = dataclasses.replace(plan, rows=np.concatenate([plan.rows, filled]))
-        weight = self._settings.prompt_weight
         return batches.gather(corpus, plan, self._begun.places, self._data.vocab_size, weight)
 
     def _measure(self, step: int, state: State, progress: Progress, status: Status) -> None:
         status.busy(f"Measuring on held-out conversations after step {step} ...")
         parts = []
         for plan in batches.plan(self._data.held, self._settings.batch_tokens, 0, 0):
-            batch = jax.device_put(self._batch(self._data.held, plan), self._by_rows)
+            # What is drafted is answers, so only they count.
+            batch = jax.device_put(self._batch(self._data.held, plan, 0.0), self._by_rows)
             _, metrics = optimizer.measure(self._begun.method, state.params, self._frozen, batch)
             parts.append(jax.device_get(metrics))
         total = Metrics(*(np.sum(column, axis=0) for column in zip(*parts, strict=True)))

@@ -33,9 +33,9 @@ class Plan:
     steps: int
     warmup: int
     learning_rate: float
-    final_rate: float = 0.1
+    final_rate: float = 0.05
     weight_decay: float = 0.0
-    clip: float = 1.0
+    clip: float = 0.5
     betas: tuple[float, float] = (0.9, 0.95)
 
 

@@ -40,7 +40,7 @@ ACCUMULATE = absl_flags.DEFINE_integer("accumulate", 1, "Batches whose gradients
 LEARNING_RATE = absl_flags.DEFINE_float("learning_rate", 5e-4, "The highest; a cosine follows.")
 WARMUP = absl_flags.DEFINE_integer("warmup", 50, "Steps over which the learning rate rises.")
 WEIGHT_DECAY = absl_flags.DEFINE_float("weight_decay", 0.0, "AdamW's, of matrices.")
-CLIP = absl_flags.DEFINE_float("clip", 1.0, "Largest norm of a gradient.")
+CLIP = absl_flags.DEFINE_float("clip", 0.5, "Largest norm of a gradient.")
 PROMPT_WEIGHT = absl_flags.DEFINE_float(
     "prompt_weight", 0.2, "What guessing a prompt's token counts; one of the answer counts 1."
 )
@@ -52,6 +52,12 @@ LAYERS = absl_flags.DEFINE_list(
 )
 DRAFT_VOCAB = absl_flags.DEFINE_integer(
     "draft_vocab", 16384, "Tokens that can be proposed, the most frequent ones; 0 for all."
+)
+TRAIN_DTYPE = absl_flags.DEFINE_enum(
+    "train_dtype",
+    "bfloat16",
+    ["float32", "bfloat16"],
+    "Of the products of training; sums, weights and their moves are float32.",
 )
 SAVE_EVERY = absl_flags.DEFINE_integer("save_every", 100, "Steps between two checkpoints.")
 KEEP = absl_flags.DEFINE_integer("keep", 2, "Checkpoints that stay.")
@@ -90,13 +96,6 @@ def check() -> None:
     for share in (WEIGHT_DECAY, PROMPT_WEIGHT):
         fits = is_finite(share.value) and 0 <= share.value <= 1
         _require(share, fits, "is outside [0, 1]", "give a share of 1")
-    require(
-        flags.DTYPE.value != "float16",
-        "dtype",
-        flags.DTYPE.value,
-        "is too narrow for gradients",
-        "give float32 or bfloat16",
-    )
     require(flags.GAMMA.value >= 1, "gamma", flags.GAMMA.value, "drafts nothing", "give at least 1")
     draft_model = KIND.value == "draft-model"
     for flag, used in ((LAYERS, draft_model), (DRAFTS, not draft_model)):
@@ -131,7 +130,7 @@ def wish(default_layers: tuple[int, ...]) -> Wish:
     """
     layers = tuple(flags.listed(LAYERS.name, LAYERS.value, int)) or default_layers
     kind = cast("Kind", KIND.value)
-    return Wish(kind, DRAFTS.value, layers, DRAFT_VOCAB.value, flags.DTYPE.value)
+    return Wish(kind, DRAFTS.value, layers, DRAFT_VOCAB.value, TRAIN_DTYPE.value)
 
 
 def recipe() -> Recipe:

@@ -67,10 +67,14 @@ def without(corpus: Corpus, shares: Callable[[np.ndarray[Any, Any]], bool]) -> t
 
 
 def counts(corpus: Corpus, vocab_size: int) -> np.ndarray[Any, Any]:
-    """Return how often each token [V] comes in a corpus."""
+    """Return how often each token [V] comes in a corpus, and how often the target would say it."""
     found = np.zeros(vocab_size, np.int64)
-    for index in range(len(corpus.rows)):
-        np.add.at(found, tokens(corpus, index), 1)
+    for shard, row in corpus.rows:
+        features = corpus.shards[int(shard)]
+        begin = int(features.start[row])
+        part = slice(begin, begin + int(features.length[row]))
+        found += np.bincount(features.tokens[part], minlength=vocab_size)
+        found += np.bincount(features.best[part], minlength=vocab_size)
     return found
 
 

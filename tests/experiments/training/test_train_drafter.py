@@ -56,6 +56,7 @@ def inputs(tmp_path_factory: pytest.TempPathFactory, model: Path) -> list[str]:
         "--measure_every=100",
         f"--steps={STEPS}",
         "--save_every=3",
+        "--train_dtype=float32",
     ]
 
 
