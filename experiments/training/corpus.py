@@ -71,7 +71,8 @@ def build(corpus: Corpus, status: Status) -> list[Path]:
         _settle(corpus)
         (corpus.folder / TEXT).mkdir(exist_ok=True)
         (corpus.folder / FEATURES).mkdir(exist_ok=True)
-        names = [*_own(corpus, status), *_given(corpus, status)]
+        # Given text first: how much there is of the other may change, and no shard's place should.
+        names = [*_given(corpus, status), *_own(corpus, status)]
         require(
             len(names) > 0,
             "text_tokens",

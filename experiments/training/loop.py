@@ -125,8 +125,8 @@ class Trainer:
             Progress(self._folder, done) as progress,
             concurrent.futures.ThreadPoolExecutor(1) as ahead,
         ):
-            if done == 0:
-                self._measure(0, state, progress, status)
+            if not progress.history.measured:
+                self._measure(done, state, progress, status)
             clock = _Clock(progress.history)
             following = ahead.submit(self._gather, done)
             for step in range(done, plan.steps):
