@@ -2,30 +2,10 @@
 
 from __future__ import annotations
 
-import base64
-import html
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
-from experiments import bench_report
-from experiments.bench_report import Section
-
-_STYLE = """\
-:root{color-scheme:light}
-body{font:16px/1.5 system-ui,sans-serif;max-width:76rem;margin:2rem auto;padding:0 1rem;color:#222}
-h1{font-size:1.5rem;line-height:1.2}
-h2{font-size:1.15rem;margin:2.5rem 0 .5rem}
-.result{font-size:1.1rem;max-width:60rem}
-.note{color:#555;font-size:.9rem;max-width:60rem;margin:.4rem 0}
-.pictures{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,26rem),1fr));gap:1rem}
-img{width:100%;height:auto}
-.table{overflow-x:auto}
-table{border-collapse:separate;border-spacing:0;font-size:.9rem;font-variant-numeric:tabular-nums}
-th,td{padding:.25rem .45rem;text-align:right;white-space:nowrap;border-bottom:1px solid #ddd}
-th{vertical-align:bottom;border-bottom:1px solid #888}
-th:first-child,td:first-child{text-align:left;position:sticky;left:0;background:#fff}
-.total tr:last-child{font-weight:600}
-"""
+from experiments import bench_report, report
 
 
 def page(summary: dict[str, Any], pictures: Mapping[str, bytes]) -> str:
@@ -35,35 +15,11 @@ def page(summary: dict[str, Any], pictures: Mapping[str, bytes]) -> str:
         summary: as summary.json has it.
         pictures: PNG files by what they show.
     """
-    images = "".join(
-        f'<img alt="{html.escape(shown)}" '
-        f'src="data:image/png;base64,{base64.b64encode(picture).decode("ascii")}">'
-        for shown, picture in pictures.items()
+    return report.page(
+        "jspec bench",
+        "Plain against speculative decoding",
+        bench_report.headline(summary),
+        summary["setting"],
+        pictures,
+        bench_report.sections(summary),
     )
-    result = "".join(
-        f'<p class="result">{html.escape(text)}</p>' for text in bench_report.headline(summary)
-    )
-    tables = "".join(_section(section) for section in bench_report.sections(summary))
-    return (
-        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width,initial-scale=1">'
-        f"<title>jspec bench</title><style>{_STYLE}</style></head><body>"
-        f"<h1>Plain against speculative decoding</h1>{result}"
-        f'<p class="note">{html.escape(summary["setting"])}</p>'
-        f'<div class="pictures">{images}</div>{tables}</body></html>\n'
-    )
-
-
-def _section(section: Section) -> str:
-    rows = [_row(section.header, "th"), *(_row(cells, "td") for cells in section.rows)]
-    notes = "".join(f'<p class="note">{html.escape(note)}</p>' for note in section.notes)
-    kind = "table total" if section.total else "table"
-    return (
-        f'<h2>{html.escape(section.title)}</h2><div class="{kind}"><table>{"".join(rows)}</table>'
-        f"</div>{notes}"
-    )
-
-
-def _row(cells: Sequence[str], tag: str) -> str:
-    inner = (html.escape(cell).replace("\n", "<br>") for cell in cells)
-    return f"<tr>{''.join(f'<{tag}>{cell}</{tag}>' for cell in inner)}</tr>"

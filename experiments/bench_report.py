@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import textwrap
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from experiments import latency, tables, throughput
+from experiments import latency, report, tables, throughput
+from experiments.report import Section
 from experiments.results import TERMS
 from jspec import metrics
 
 if TYPE_CHECKING:
     from experiments.bench import PromptResult
-
-_WIDTH = 100  # columns of a sentence
 
 
 def _decode_seconds(result: PromptResult, plain: bool) -> float:
@@ -162,25 +160,6 @@ _BATCH_COLUMNS: tuple[tuple[str, str, Callable[[Any], str]], ...] = (
 )
 
 
-@dataclasses.dataclass(frozen=True)
-class Section:
-    """A table with a title and what there is to say about it.
-
-    Attributes:
-        title: in a few words.
-        header: a title a column; a title may have several lines.
-        rows: as many cells each.
-        notes: sentences below.
-        total: the last row sums up the others.
-    """
-
-    title: str
-    header: list[str]
-    rows: list[list[str]]
-    notes: tuple[str, ...]
-    total: bool = False
-
-
 def headline(summary: dict[str, Any]) -> list[str]:
     """Return the result in a few sentences."""
     total = summary["total"]
@@ -293,15 +272,4 @@ def _steps(summary: dict[str, Any]) -> Section:
 
 def text(summary: dict[str, Any]) -> str:
     """Return all of it for a terminal."""
-    parts = ["\n".join(textwrap.fill(s, _WIDTH) for s in [*headline(summary), summary["setting"]])]
-    for section in sections(summary):
-        parts.append(
-            "\n".join(
-                [
-                    f"{section.title}\n",
-                    tables.render(section.header, section.rows, total=section.total),
-                    *(textwrap.fill(note, _WIDTH) for note in section.notes),
-                ]
-            )
-        )
-    return "\n\n\n".join(parts)
+    return report.text([*headline(summary), summary["setting"]], sections(summary))

@@ -15,6 +15,7 @@ import jax
 from absl import flags as absl_flags
 
 from experiments import (
+    acceptance,
     batch,
     bench,
     demo,
@@ -39,6 +40,7 @@ EXPERIMENTS = (
     bench.EXPERIMENT,
     dtypes.EXPERIMENT,
     tree.EXPERIMENT,
+    acceptance.EXPERIMENT,
     kernels.EXPERIMENT,
     train_drafter.EXPERIMENT,
 )

@@ -17,6 +17,7 @@ from experiments import (
     models,
     prompts,
     runs,
+    temperatures,
     tree_compare,
     tree_flags,
     tree_plot,
@@ -44,9 +45,6 @@ _RATES = absl_flags.DEFINE_list(
     "rates",
     [],
     "Chance that a node's first, second, .. child is accepted, where it is not to be measured.",
-)
-_TEMPERATURES = absl_flags.DEFINE_list(
-    "temperatures", ["0", "1"], "Everything is measured at each of these temperatures."
 )
 _SIZES = absl_flags.DEFINE_list(
     "sizes", ["7", "15"], "Drafts of the trees and chains compared where --tree gives no number."
@@ -137,7 +135,7 @@ def _show(rates: tuple[float, ...]) -> int:
         flags.MIN_P,
         workloads.PER_CATEGORY,
         _SIZES,
-        _TEMPERATURES,
+        temperatures.FLAG,
     ):
         require(
             not flag.present,
@@ -261,9 +259,8 @@ def _measure(rates: Rates | None, sampling: SamplingParams) -> int:
         "cannot be honoured by --drafter=ngram, whose trees take the shape of what it finds",
         "give --tree=dynamic, or another --drafter",
     )
-    temperatures = flags.listed(_TEMPERATURES.name, _TEMPERATURES.value, float)
-    require(len(temperatures) > 0, "temperatures", "", "is empty", "give one at least, as 0")
-    samplings = [dataclasses.replace(sampling, temperature=value) for value in temperatures]
+    degrees = temperatures.listed()
+    samplings = [dataclasses.replace(sampling, temperature=value) for value in degrees]
     compared = workloads.FILE.value is not None
     sizes = _sizes(choice)
     require(
@@ -285,7 +282,7 @@ def _measure(rates: Rates | None, sampling: SamplingParams) -> int:
             request = Request(ids, flags.of_prompt(samplings[0], index))
             plain.check(request, source.field)
             job.requests.append((workload, request))
-        text, summary = _all(job, choice, rates, temperatures, sizes, compared)
+        text, summary = _all(job, choice, rates, degrees, sizes, compared)
         status.clear()
         run.write_text(TABLE, f"{text}\n")
         run.summarize(summary | {"label": "measured", "setting": _setting()})
@@ -327,7 +324,7 @@ def _all(
     job: _Job,
     choice: Choice | None,
     rates: Rates | None,
-    temperatures: Sequence[float],
+    degrees: Sequence[float],
     sizes: Sequence[int],
     compared: bool,
 ) -> tuple[str, dict[str, Any]]:
@@ -337,7 +334,7 @@ def _all(
     comparison: dict[str, Any] = {}
     costs = None
     warm: set[tuple[object, ...]] = set()
-    for temperature in temperatures:
+    for temperature in degrees:
         requests = job.at(temperature)
         trees = [Choice("dynamic", (), n, tree_flags.DEPTH, tree_flags.MATCHES) for n in sizes]
         if choice is not None and (choice.kind == "dynamic" or flags.DRAFTER.value == "trained"):
@@ -416,5 +413,10 @@ EXPERIMENT = Experiment(
         "temperature": "is one of --temperatures here",
         "profile": "would slow what is measured",
     },
-    flag_modules=(generate.__name__, prompts.__name__, workloads.__name__),
+    flag_modules=(
+        generate.__name__,
+        prompts.__name__,
+        temperatures.__name__,
+        workloads.__name__,
+    ),
 )

@@ -39,15 +39,17 @@ def measure(
     run: Run,
     status: Status,
     warm: set[tuple[object, ...]],
+    file: str = runs.METRICS,
 ) -> list[Result]:
     """Decode every prompt by every method; who begins takes turns.
 
     Args:
-        decoders: by method, `PLAIN` first, then for every size `CHAIN` and `TREE`.
+        decoders: by method, `PLAIN` first.
         requests: of one temperature.
-        run: gets a line of metrics.jsonl for each prompt and method.
+        run: gets a line of `file` for each prompt and method.
         status: where progress is shown.
         warm: what has been compiled; grows.
+        file: of JSON lines.
     """
     results = []
     names = list(decoders)
@@ -68,11 +70,12 @@ def measure(
         done = {name: decoders[name].generate([request])[0] for name in names[turn:] + names[:turn]}
         results.append(Result(workload, {name: done[name] for name in names}))
         for name in names:
-            run.append(runs.METRICS, _line(results[-1], name, temperature))
+            run.append(file, _line(results[-1], name, temperature))
     return results
 
 
-def _seconds(done: Completion) -> float:
+def seconds(done: Completion) -> float:
+    """Return how long decoding took, without the prefill."""
     return done.timing.end - done.timing.prefill
 
 
@@ -84,7 +87,7 @@ def _line(result: Result, method: str, temperature: float) -> dict[str, Any]:
         "temperature": temperature,
         "method": method,
         "tokens": len(done.token_ids),
-        "decode": _seconds(done),
+        "decode": seconds(done),
         "total": done.timing.end,
         "identical": done.token_ids == result.done[PLAIN].token_ids,
         **metrics.summary(done.counts),
@@ -107,7 +110,7 @@ def _group(results: Sequence[Result]) -> dict[str, Any]:
     for method in results[0].done:
         done = [result.done[method] for result in results]
         tokens = sum(len(one.token_ids) for one in done)
-        rate = tokens / math.fsum(map(_seconds, done))
+        rate = tokens / math.fsum(map(seconds, done))
         plain = group[PLAIN]["tokens_per_second"] if group else rate
         counts = metrics.total([one.counts for one in done])
         group[method] = {

@@ -35,7 +35,8 @@ def files(figure: Figure, stem: str) -> dict[str, bytes]:
     return found
 
 
-def _figure(draw: Callable[[Figure], None], width: float, height: float) -> Figure:
+def drawn(draw: Callable[[Figure], None], width: float, height: float) -> Figure:
+    """Return what `draw` puts on a figure of so many inches, in our style."""
     # It takes long to import, and few experiments draw.
     from matplotlib import rc_context
     from matplotlib.figure import Figure
@@ -72,7 +73,7 @@ def trees(
         if rates is not None:
             _scale(figure, axes)
 
-    return _figure(draw, min(sum(widths) + 1.2, 24), max(2.6, 0.75 * depth + 1.6))
+    return drawn(draw, min(sum(widths) + 1.2, 24), max(2.6, 0.75 * depth + 1.6))
 
 
 def _places(parents: Sequence[int]) -> list[float]:
@@ -184,7 +185,7 @@ def comparison(summary: dict[str, Any]) -> Figure:
         )
 
     width = max(6.0, 0.22 * len(categories) * (len(methods) + 1) + 1.0)
-    return _figure(draw, 2 * width, 3.8 * len(temperatures) + 0.5)
+    return drawn(draw, 2 * width, 3.8 * len(temperatures) + 0.5)
 
 
 def _bars(axis: Axes, groups: dict[str, Any], methods: Sequence[str], key: str) -> None:
