@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 _FIELD = "curve"
 _REMEDY = "give JSON lines with tokens and block_efficiency"
+_PROGRESS = "progress.jsonl"  # as training calls it
 _FITTED = 3  # fewest points that a line is put through
 _DOUBLINGS = 2  # beyond the last point
 
@@ -43,16 +44,18 @@ class Curve:
 
 
 def read(text: str) -> Curve:
-    """Return the curve of a file, as [NAME=]FILE.
+    """Return the curve of a file, or of the folder of a training, as [NAME=]FILE.
 
-    Lines without `block_efficiency` are passed over: training writes its loss more often. Of lines
-    with the same number of tokens, which a resumed training writes, the last one counts.
+    Lines without `block_efficiency`, there or in their `held_out`, are passed over: training
+    writes its loss more often. Of lines of the same number of tokens the last one counts.
 
     Raises:
         InputError: the file cannot be read, or holds no curve.
     """
     name, equals, file = text.partition("=")
     path = Path(file if equals else text).expanduser()
+    if path.is_dir():
+        path /= _PROGRESS
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
@@ -61,9 +64,10 @@ def read(text: str) -> Curve:
     for number, line in enumerate(lines, 1):
         try:
             record = json.loads(line) if line.strip() else {}
-            if record.get("block_efficiency") is None:
+            found = record.get("held_out", record).get("block_efficiency")
+            if found is None:
                 continue
-            tokens, efficiency = float(record["tokens"]), float(record["block_efficiency"])
+            tokens, efficiency = float(record["tokens"]), float(found)
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
             problem = f"is no point of a curve ({type(error).__name__}: {error})"
             raise InputError(f"{_FIELD} {path}:{number}", line[:80], problem, _REMEDY) from None

@@ -17,6 +17,7 @@ _HATCHES = ("", "///", "...")
 MARKERS = "osv^Dph*"
 _MEAN = "mean"
 _COLUMNS = 3
+_FIGURE_HEIGHT = 0.24  # of a figure over a bar, in units of the overlap's axis
 
 
 def pictures(summary: dict[str, Any]) -> dict[str, tuple[str, Figure]]:
@@ -66,7 +67,18 @@ def _bars(
     drafters: Sequence[str],
     value: Callable[[dict[str, Any]], float | None],
     mean: Callable[[dict[str, Any]], float | None],
+    above: Callable[[dict[str, Any]], float] = lambda section: 0.0,
 ) -> None:
+    """Draw drafters' bars for the mean and every category, and the mean's figure over its bar.
+
+    Args:
+        axis: where to.
+        section: of a temperature.
+        drafters: of all temperatures.
+        value: of a category's figures.
+        mean: of a drafter's figures.
+        above: height of what else is drawn over the mean's bar.
+    """
     categories = list(next(iter(section.values()))["categories"])
     width = 0.84 / len(drafters)
     for index, name in enumerate(drafters):
@@ -84,20 +96,27 @@ def _bars(
             edgecolor="white",
             linewidth=0,
         )
-        axis.annotate(
-            f"{heights[0] or 0:.2f}",
-            (_places(1, index, len(drafters))[0], heights[0] or 0),
-            xytext=(0, 4),
-            textcoords="offset points",
-            ha="center",
-            rotation=90 if len(drafters) > 4 else 0,
-            fontsize=9,
-        )
+        place = _places(1, index, len(drafters))[0]
+        _label(axis, place, heights[0], max(heights[0] or 0, above(section[name])), drafters)
     axis.axvline(0.5, color="0.7", linewidth=1, linestyle=":")
     names = [_MEAN, *(category.replace("_", "\n") for category in categories)]
     axis.set_xticks(range(len(names)), names)
     axis.tick_params(axis="x", length=0)
     axis.set_xlim(-0.5, len(names) - 0.5)
+
+
+def _label(
+    axis: Axes, place: float, value: float | None, height: float, drafters: Sequence[str]
+) -> None:
+    axis.annotate(
+        "-" if value is None else f"{value:.2f}",
+        (place, height),
+        xytext=(0, 4),
+        textcoords="offset points",
+        ha="center",
+        rotation=90 if len(drafters) > 4 else 0,
+        fontsize=9,
+    )
 
 
 def _places(groups: int, index: int, drafters: int) -> list[float]:
@@ -126,7 +145,14 @@ def _overlap(found: dict[str, Any]) -> Figure:
         axis: Axes, temperature: str, section: dict[str, Any], drafters: Sequence[str]
     ) -> None:
         key = "forced_overlap"
-        _bars(axis, section, drafters, lambda group: group[key], lambda one: one["mean"][key])
+        _bars(
+            axis,
+            section,
+            drafters,
+            lambda group: group[key],
+            lambda one: one["mean"][key],
+            _line_in_the_way,
+        )
         for index, name in enumerate(drafters):
             if name not in section:
                 continue
@@ -137,12 +163,19 @@ def _overlap(found: dict[str, Any]) -> Figure:
             heights = [float("nan") if value is None else value for value in values]
             axis.scatter(places, heights, color="black", marker="_", s=45, zorder=3)
         axis.set(
-            ylabel="sum min(p, q)",
-            title=f"Teacher-forced (bars), examined positions (lines), temperature {temperature}",
-            ylim=(0, 1.02),
+            ylabel="teacher-forced\n(lines: examined)",
+            title=f"Sum min(p, q), temperature {temperature}",
+            ylim=(0, 1.3),
+            yticks=[0, 0.25, 0.5, 0.75, 1],
         )
 
     return _panels(found, draw)
+
+
+def _line_in_the_way(section: dict[str, Any]) -> float:
+    """Return where the line of the examined positions crosses the figure over a bar, else 0."""
+    bar, line = section["mean"]["forced_overlap"] or 0.0, section["mean"]["mean_overlap"] or 0.0
+    return line if 0 <= line - bar < _FIGURE_HEIGHT else 0.0
 
 
 def _speed(found: dict[str, Any]) -> Figure:
@@ -187,11 +220,12 @@ def _rates(temperature: str, section: dict[str, Any]) -> Figure:
             axis.set_ylim(0, 1.05)
             step = 1 if deepest <= 8 else 2
             axis.set_xticks(range(1, deepest + 1, step))
+        for axis in axes.flat:
+            axis.tick_params(axis="x", labelbottom=True)
         for axis in axes[:, 0]:
             axis.set_ylabel("accepted")
         for axis in axes.flat[len(panels) - columns : len(panels)]:  # the lowest of each column
             axis.set_xlabel("position (of a tree: depth)")
-            axis.tick_params(axis="x", labelbottom=True)
         figure.suptitle(
             f"Accepted once all before it are, by position, temperature {temperature}",
             fontweight="bold",

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import jspec
-from jspec import admission, decoding, edits, randomness, trees
+from jspec import admission, decoding, edits, randomness, sampling, trees
 from jspec import cache as kv
 from jspec.config import SpeculationConfig
 from jspec.decoding import Program
@@ -25,11 +25,10 @@ from jspec.generation import run_prefill
 from jspec.requests import Request
 from jspec.sampling import RowSampling
 from jspec.state import DecodeState
-from jspec.tree_verification import verify_tree
-from jspec.verification import verify_chain
 
 # Drafts that a row has room for, wherever in the text it is: the last tokens are drafted for alike.
 _ROOM = 128
+_TINY = 1e-38
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,9 +36,8 @@ class Forced:
     """What was seen along one text of N tokens.
 
     Attributes:
-        overlap: [N] float32, at each token of the text the chance that the drafter's first draft is
-            accepted; 0 where it has none. Of a chain, sum_x min(p, q); of a tree, that of any of
-            the root's children: the sum of p over them where they are chosen without chance.
+        overlap: [N] float32, at each token of the text the chance that a first draft is accepted, 0
+            where there is none: sum_x min(p, q) of a chain, `first_overlap` of a tree.
         drafted: [N] bool, there was a draft.
     """
 
@@ -54,42 +52,79 @@ class _Seen(NamedTuple):
     drafted: jax.Array
 
 
+class _Examined(NamedTuple):
+    """After some children were examined: r and q [B, V], [B] chances of none so far and of any."""
+
+    r: jax.Array
+    q: jax.Array
+    missed: jax.Array
+    chance: jax.Array
+
+
 def first_overlap(
-    logits: jax.Array, proposal: Proposal, rows: RowSampling, keys: jax.Array
+    logits: jax.Array, proposal: Proposal, rows: RowSampling
 ) -> tuple[jax.Array, jax.Array]:
-    """Return the chance that a first draft is accepted, and whether there is one.
+    """Return the chance that a draft of the first level is accepted, and whether there is one.
+
+    Of children chosen without chance it is the sum of p over them. Of children drawn from q it is
+    1 - prod_i (1 - a_i), a_i = min(1, r(x_i) / q(x_i)) by the rules of `jspec.tree_verification`;
+    the last a_i is averaged over its draw, sum_x min(r, q), which leaves the expectation as it is
+    and is all there is of a chain.
 
     Args:
         logits: [B, V] float32, the target's after the pending token, edited.
         proposal: K drafts a row; only those of the first level count.
         rows: transforms of the B rows.
-        keys: [B] typed round keys.
 
     Returns:
         [B] float32 and [B] bool.
     """
-    batch, vocab = logits.shape
-    if proposal.topology.is_chain:
-        law = proposal.law if isinstance(proposal.law, PointMass) else Dense(_first(proposal.law))
-        first = Proposal(proposal.tokens[:, :1], trees.chain(1), proposal.valid[:, :1], law)
-    else:
-        top = proposal.topology.by_row().depths[:, 1:] == 1
-        first = dataclasses.replace(proposal, valid=proposal.valid & top)
-    # Nothing below the first level is looked at, so any logits will do there.
-    nodes = first.topology.size
-    given = jnp.broadcast_to(logits[:, None], (batch, nodes, vocab))
-    if proposal.topology.is_chain:
-        overlap = verify_chain(given, first, rows, keys).overlap[:, 0]
-    else:
-        overlap = verify_tree(given, first, rows, keys).overlap[:, 0]
-    drafted = jnp.any(first.valid, axis=1)
-    return jnp.where(drafted, overlap, 0.0), drafted
+    p = jnp.exp(sampling.log_probs(logits[:, None], rows)[:, 0])
+    batch, vocab = p.shape
+    depths = proposal.topology.by_row().depths[:, 1:]
+    children = proposal.valid & (depths == 1)
+    law = proposal.law
+    drawn = not isinstance(law, PointMass)
+    q = p if isinstance(law, PointMass) else jnp.exp(law.log_q[:, 0])
+    place = jnp.arange(vocab, dtype=jnp.int32)[None, :]
+
+    def deterministic(node: jax.Array, left: jax.Array) -> jax.Array:
+        token = proposal.tokens[:, node]
+        return jnp.where(children[:, node, None] & (place == token[:, None]), 0.0, left)
+
+    def examined(node: jax.Array, carry: _Examined) -> _Examined:
+        token, here = proposal.tokens[:, node], children[:, node]
+        r, q = carry.r, carry.q
+        of_token = [jnp.take_along_axis(law, token[:, None], axis=1)[:, 0] for law in (r, q)]
+        accepted = jnp.minimum(of_token[0] / jnp.maximum(of_token[1], _TINY), 1.0)
+        on_average = jnp.sum(jnp.minimum(r, q), axis=-1)
+        rest = _normal(jnp.maximum(r - q, 0.0), r)
+        without = (
+            q if isinstance(law, Dense) else _normal(jnp.where(place == token[:, None], 0.0, q), q)
+        )
+        return _Examined(
+            r=jnp.where(here[:, None], rest, r),
+            q=jnp.where(here[:, None], without, q),
+            missed=jnp.where(here, carry.missed * (1.0 - accepted), carry.missed),
+            chance=jnp.where(here, 1.0 - carry.missed * (1.0 - on_average), carry.chance),
+        )
+
+    drafts = proposal.tokens.shape[1]
+    left = jax.lax.fori_loop(0, drafts, deterministic, p)
+    chance = jnp.sum(p, axis=-1) - jnp.sum(left, axis=-1)
+    if drawn:
+        start = _Examined(p, q, jnp.ones(batch, jnp.float32), jnp.zeros(batch, jnp.float32))
+        of_drawn = jax.lax.fori_loop(0, drafts, examined, start).chance
+        # Greedy rows take the most probable children, and their q is not kept.
+        chance = jnp.where(sampling.is_greedy(rows), chance, of_drawn)
+    drafted = jnp.any(children, axis=1)
+    return jnp.where(drafted, jnp.clip(chance, 0.0, 1.0), 0.0), drafted
 
 
-def _first(law: Any) -> jax.Array:
-    """Return [B, 1, V], the law of a chain's first draft."""
-    log_q: jax.Array = law.log_q
-    return log_q[:, :1]
+def _normal(weight: jax.Array, otherwise: jax.Array) -> jax.Array:
+    """Return [B, V] weights as a law, or the other law where rounding has left none."""
+    mass = jnp.sum(weight, axis=-1, keepdims=True)
+    return jnp.where(mass > 0, weight / jnp.where(mass > 0, mass, 1.0), otherwise)
 
 
 def forced_round(
@@ -125,7 +160,7 @@ def forced_round(
     logits = target.logits(params, hidden)[:, None]
     nothing = trees.paths(proposal.tokens[:, :0], alone)
     logits = edits.apply(rows.edits, logits, state.tokens, state.length, nothing)[:, 0]
-    overlap, drafted = first_overlap(logits, proposal, rows, keys)
+    overlap, drafted = first_overlap(logits, proposal, rows)
 
     batch, slots = state.tokens.shape
     row = jnp.arange(batch, dtype=jnp.int32)
