@@ -100,8 +100,12 @@ class _Job:
     def speculation(self, name: str) -> SpeculationConfig:
         """Return how much a drafter speculates."""
         spec, bound = self.drafters[name]
-        gamma = bound.drafts or spec.gamma or flags.GAMMA.value
-        return _speculation(gamma)
+        if bound.drafts is not None:
+            return _speculation(bound.drafts)
+        if spec.gamma is not None:
+            return _speculation(spec.gamma)
+        most = flags.GAMMA.value if bound.most_drafts is None else bound.most_drafts
+        return _speculation(min(flags.GAMMA.value, most))
 
     def plain(self, batch_size: int) -> jspec.Decoder:
         """Return plain decoding."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Sequence
-from typing import cast
+from typing import Any, cast
 
 import jspec
 from experiments import flags, tree_flags
@@ -168,7 +168,7 @@ def _bind(target: jspec.Model, spec: Spec) -> jspec.BoundDrafter:
         told = {name: flag.value for name, flag in lengths.items() if flag.present}
         return jspec.ngram_tree(tree.nodes, tree.width, **told)
     if spec.kind == "trained":
-        return _trained(target, spec, draws)
+        return _trained(target, spec)
     if spec.kind == EARLY_EXIT:
         model = jspec.early_exit_model(target, int(spec.argument))
     else:
@@ -181,22 +181,15 @@ def _bind(target: jspec.Model, spec: Spec) -> jspec.BoundDrafter:
     return jspec.draft_tree(target, model, tree.parents, draws)
 
 
-def _trained(target: jspec.Model, spec: Spec, draws: Draws) -> jspec.BoundDrafter:
-    tree = spec.tree
-    if tree is None:
-        bound = jspec.load_drafter(target, spec.argument, lookup=spec.lookup)
-    elif tree.kind == "dynamic":
-        bound = jspec.load_drafter(
-            target,
-            spec.argument,
-            tree="dynamic",
-            nodes=tree.nodes,
-            depth=tree.depth,
-            width=tree.width,
-            lookup=spec.lookup,
-        )
-    else:
-        bound = jspec.load_drafter(
-            target, spec.argument, tree=tree.parents, draws=draws, lookup=spec.lookup
-        )
-    return cast("jspec.BoundDrafter", bound)
+def _trained(target: jspec.Model, spec: Spec) -> jspec.BoundDrafter:
+    tree, shape = spec.tree, dict[str, Any]()
+    if tree is not None and tree.kind == "dynamic":
+        shape = {"tree": "dynamic", "nodes": tree.nodes, "depth": tree.depth, "width": tree.width}
+    elif tree is not None:
+        # Some can't draw: where nothing is asked for, each does as it does best.
+        asked = {"draws": flags.DRAWS.value} if flags.DRAWS.present else {}
+        shape = {"tree": tree.parents, **asked}
+    bound: jspec.BoundDrafter = jspec.load_drafter(
+        target, spec.argument, lookup=spec.lookup, **shape
+    )
+    return bound

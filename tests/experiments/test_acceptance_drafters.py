@@ -105,7 +105,7 @@ def test_nothing_at_all() -> None:
         ),
         (
             "eagle3@2,1",
-            {"tree": (-1, 0, 0, 1, 2), "draws": "without-replacement", "lookup": False},
+            {"tree": (-1, 0, 0, 1, 2), "lookup": False},
         ),
     ],
 )

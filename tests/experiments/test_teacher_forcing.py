@@ -3,28 +3,19 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Iterator
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.typing import DTypeLike
 
 import jspec
 from experiments import teacher_forcing
 from jspec import sampling, trees
-from jspec.drafting.protocol import (
-    Context,
-    Dense,
-    Law,
-    Outcome,
-    PointMass,
-    Proposal,
-    WithoutReplacement,
-)
+from jspec.drafting.eagle import eagle
+from jspec.drafting.protocol import Dense, Law, PointMass, Proposal, WithoutReplacement
 from jspec.requests import Request
-from tests import tiny
+from tests import tiny, tiny_eagle
 
 TEMPERATURE = 0.8
 
@@ -66,8 +57,8 @@ def rows(texts: list[tuple[int, ...]], layers: int | None = None) -> list[np.nda
 def forced(
     drafter: jspec.BoundDrafter, texts: list[tuple[int, ...]], temperature: float = TEMPERATURE
 ) -> list[teacher_forcing.Forced]:
-    # Two rows at a time, of different lengths, and one alone.
-    return teacher_forcing.along(tiny.model(), drafter, requests(temperature), texts, 2)
+    # Rows of different lengths, and one of padding.
+    return teacher_forcing.along(tiny.model(), drafter, requests(temperature), texts, 4)
 
 
 @pytest.mark.parametrize("temperature", [TEMPERATURE, 0.0])
@@ -125,66 +116,31 @@ def test_a_lookup_is_worth_nothing_where_it_finds_nothing(texts: list[tuple[int,
     assert False in found
 
 
-@dataclasses.dataclass(frozen=True)
-class Echo:
-    """Drafts the place of the largest feature at the last token that the target has run."""
-
-    feature_layers: tuple[int, ...] = (0,)
-
-    def init(self, batch: int, capacity: int, dtype: DTypeLike) -> jax.Array:
-        return jnp.zeros((batch, tiny.CONFIG.hidden_size), jnp.float32)
-
-    def synced(self, state: jax.Array, length: jax.Array) -> jax.Array:
-        return length - 1
-
-    def extend(
-        self,
-        params: Any,
-        state: jax.Array,
-        tokens: jax.Array,
-        count: jax.Array,
-        features: tuple[jax.Array, ...],
-    ) -> jax.Array:
-        return self._taken(state, features[0], jnp.maximum(count - 1, 0), count)
-
-    def propose(
-        self, params: Any, state: jax.Array, context: Context, gamma: int
-    ) -> tuple[Proposal, jax.Array]:
-        token = jnp.argmax(state, axis=-1).astype(jnp.int32)[:, None]
-        tokens = jnp.broadcast_to(token, (token.shape[0], gamma))
-        return (
-            Proposal(tokens, trees.chain(gamma), jnp.ones(tokens.shape, bool), PointMass()),
-            jnp.full_like(state, jnp.nan),
-        )
-
-    def absorb(self, state: jax.Array, outcome: Outcome) -> jax.Array:
-        last = jnp.maximum(outcome.committed - 1, 0)
-        node = jnp.take_along_axis(outcome.path, last[:, None], axis=1)[:, 0]
-        return self._taken(state, outcome.features[0], node, outcome.committed)
-
-    def permute_rows(self, state: jax.Array, source: jax.Array) -> jax.Array:
-        return state[source]
-
-    def _taken(
-        self, state: jax.Array, features: jax.Array, node: jax.Array, count: jax.Array
-    ) -> jax.Array:
-        by_row = features.reshape(features.shape[0], state.shape[0], -1)
-        own = jnp.take_along_axis(by_row, node[None, :, None], axis=2)[:, :, 0].T
-        return jnp.where((count > 0)[:, None], own, state)
-
-
-def test_features_are_those_of_the_last_token_that_was_run(texts: list[tuple[int, ...]]) -> None:
-    model = tiny.to_numpy(tiny.CONFIG, tiny.params())
-    drafter = jspec.BoundDrafter("echo", Echo())
-    prompts = tiny.prompts(3)
-    for seen, p, prompt, text in list(
-        zip(forced(drafter, texts), rows(texts), prompts, texts, strict=True)
-    )[1:]:  # the first prompt's one token is pending: nothing has been run
-        _, residuals = model.run([*prompt, *text])
-        # The token before the pending one.
-        drafts = residuals[0][len(prompt) - 2 : -2].argmax(axis=-1)
-        expected = np.take_along_axis(softmax(p), drafts[:, None], axis=-1)[:, 0]
+def test_an_eagle_head_is_given_true_features_at_every_position(
+    texts: list[tuple[int, ...]],
+) -> None:
+    """Against a head in NumPy that drafts from scratch after every prefix."""
+    head, vocab = tiny_eagle.to_numpy("eagle3"), tiny_eagle.VOCAB
+    drafter = eagle(tiny_eagle.CONFIG, tiny_eagle.config("eagle3"), tiny_eagle.params("eagle3"))
+    params = jspec.SamplingParams(temperature=TEMPERATURE, seed=5)
+    prompts = tiny_eagle.prompts()[1:]
+    asked = [Request(prompt, params) for prompt in prompts]
+    target = tiny.to_numpy(tiny_eagle.CONFIG, tiny_eagle.TARGET.params)
+    for seen, prompt, text in zip(
+        teacher_forcing.along(tiny_eagle.TARGET, drafter, asked, texts[1:], 2),
+        prompts,
+        texts[1:],
+        strict=True,
+    ):
+        whole = [*prompt, *text]
+        p = softmax(target.run(whole)[0])
+        features = tiny_eagle.features("eagle3", whole)
+        expected = []
+        for length in range(len(prompt), len(whole)):
+            q = softmax(head.after(whole[:length], features[: length - 1], [], vocab))
+            expected.append(np.minimum(p[length - 1], q).sum())
         np.testing.assert_allclose(seen.overlap, expected, atol=2e-5)
+        assert min(expected) + 0.05 < max(expected)
 
 
 P, Q = np.array([0.5, 0.3, 0.2], np.float32), np.array([0.2, 0.5, 0.3], np.float32)
