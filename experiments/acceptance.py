@@ -256,7 +256,13 @@ def _write(run: Run, summary: dict[str, Any], curves: Sequence[acceptance_curve.
             run.write_bytes(name, content)
     run.write_text(TABLE, f"{report.text([*headline, summary['setting']], sections)}\n")
     page = report.page(
-        "jspec acceptance", "What drafts are worth", headline, summary["setting"], shown, sections
+        "jspec acceptance",
+        "What drafts are worth",
+        headline,
+        summary["setting"],
+        shown,
+        sections,
+        wide=True,
     )
     run.write_text(PAGE, page)
     run.summarize(summary)

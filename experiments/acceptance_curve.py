@@ -19,6 +19,7 @@ from experiments.tree_plot import drawn
 from jspec.errors import InputError, require
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 _FIELD = "curve"
@@ -26,6 +27,7 @@ _REMEDY = "give JSON lines with tokens and block_efficiency"
 _PROGRESS = "progress.jsonl"  # as training calls it
 _FITTED = 3  # fewest points that a line is put through
 _DOUBLINGS = 2  # beyond the last point
+_TICKS = 8  # most on the axis
 
 
 @dataclasses.dataclass(frozen=True)
@@ -183,11 +185,7 @@ def figure(curves: Sequence[Curve]) -> Figure:
                     color=color,
                     fontsize=10,
                 )
-        if all(curve.tokens[-1] > 0 for curve in curves):
-            smallest = min(tokens for curve in curves for tokens in curve.tokens if tokens > 0)
-            axis.set_xscale("symlog" if _starts_at_none(curves) else "log", **_linear(curves))
-            axis.set_xlim(left=0 if _starts_at_none(curves) else smallest / 1.3)
-        axis.margins(x=0.14)
+        _tokens_axis(axis, curves)
         axis.set(
             xlabel="training tokens",
             ylabel="block efficiency, held-out prompts",
@@ -201,13 +199,28 @@ def figure(curves: Sequence[Curve]) -> Figure:
     return drawn(draw, 7.5, 4.6)
 
 
-def _starts_at_none(curves: Sequence[Curve]) -> bool:
-    return any(curve.tokens[0] == 0 for curve in curves)
+def _tokens_axis(axis: Axes, curves: Sequence[Curve]) -> None:
+    """Let doublings be alike wide, with a place for 0 where a curve starts untrained."""
+    known = [tokens for curve in curves for tokens in curve.tokens if tokens > 0]
+    if not known:
+        return
+    first, last = min(known), max(known) * 2**_DOUBLINGS
+    untrained = any(curve.tokens[0] == 0 for curve in curves)
+    if untrained:
+        axis.set_xscale("symlog", base=2, linthresh=first, linscale=1)
+    else:
+        axis.set_xscale("log", base=2)
+    apart = max(1, math.ceil(math.log2(last / first) / _TICKS))
+    steps = range(0, math.floor(math.log2(last / first)) + 1, apart)
+    ticks = [*([0.0] if untrained else []), *(first * 2**step for step in steps)]
+    axis.set_xticks(ticks, [_shown(tick) for tick in ticks])
+    axis.minorticks_off()
+    # Room for the words after the last points.
+    axis.set_xlim(-0.05 * first if untrained else first / 1.3, last * (last / first) ** 0.25)
 
 
-def _linear(curves: Sequence[Curve]) -> dict[str, Any]:
-    """Return what symlog needs: the range around 0 that is linear."""
-    if not _starts_at_none(curves):
-        return {}
-    smallest = min(tokens for curve in curves for tokens in curve.tokens if tokens > 0)
-    return {"linthresh": smallest, "linscale": 0.3}
+def _shown(tokens: float) -> str:
+    """Return a count of tokens as 250k or 1.5M."""
+    if tokens < 1000:
+        return f"{tokens:.0f}"
+    return f"{tokens / 1e3:.3g}k" if tokens < 999_500 else f"{tokens / 1e6:.3g}M"

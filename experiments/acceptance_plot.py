@@ -22,35 +22,42 @@ _FIGURE_HEIGHT = 0.24  # of a figure over a bar, in units of the overlap's axis
 
 def pictures(summary: dict[str, Any]) -> dict[str, tuple[str, Figure]]:
     """Return figures and what they show, by the stem of their file's name."""
+    drafters = list(summary["drafters"])
+    acceptance = summary["acceptance"]
     found = {
-        "block_efficiency": ("tokens a round by category", _efficiency(summary["acceptance"])),
-        "overlap": ("sum min(p, q) by category", _overlap(summary["acceptance"])),
+        "block_efficiency": ("tokens a round by category", _efficiency(acceptance, drafters)),
+        "overlap": ("sum min(p, q) by category", _overlap(acceptance, drafters)),
     }
     for temperature, section in summary["acceptance"].items():
         found[f"rates-{temperature}"] = (
             f"acceptance by position and category at temperature {temperature}",
-            _rates(temperature, section),
+            _rates(temperature, section, drafters),
         )
     if summary["speed"]:
-        found["speed"] = ("speed over plain decoding by category", _speed(summary["speed"]))
+        found["speed"] = (
+            "speed over plain decoding by category",
+            _speed(summary["speed"], drafters),
+        )
     return found
 
 
 def _panels(
-    found: dict[str, Any], draw: Callable[[Axes, str, dict[str, Any], Sequence[str]], None]
+    found: dict[str, Any],
+    drafters: Sequence[str],
+    draw: Callable[[Axes, str, dict[str, Any]], None],
 ) -> Figure:
     """Draw a panel a temperature, one below the other, drafters as bars side by side."""
-    drafters = list(dict.fromkeys(name for section in found.values() for name in section))
+    shown = len(next(iter(found.values())))
     groups = 1 + max(len(next(iter(section.values()))["categories"]) for section in found.values())
 
     def figure(figure: Figure) -> None:
         axes = figure.subplots(len(found), 1, squeeze=False, sharey=True)[:, 0]
         for axis, (temperature, section) in zip(axes, found.items(), strict=True):
-            draw(axis, temperature, section, drafters)
+            draw(axis, temperature, section)
         _legend(figure, axes[0])
 
-    width = max(7.5, 0.19 * groups * (len(drafters) + 1.6) + 1.2)
-    return drawn(figure, width, 3.3 * len(found) + 0.5 + 0.3 * len(drafters) / 4)
+    width = max(7.5, 0.19 * groups * (shown + 1.6) + 1.2)
+    return drawn(figure, width, 3.3 * len(found) + 0.5 + 0.3 * shown / 4)
 
 
 def _legend(figure: Figure, axis: Axes) -> None:
@@ -74,20 +81,18 @@ def _bars(
     Args:
         axis: where to.
         section: of a temperature.
-        drafters: of all temperatures.
+        drafters: all of the run, by whose order colours go.
         value: of a category's figures.
         mean: of a drafter's figures.
         above: height of what else is drawn over the mean's bar.
     """
     categories = list(next(iter(section.values()))["categories"])
-    width = 0.84 / len(drafters)
-    for index, name in enumerate(drafters):
-        if name not in section:
-            continue
-        groups = section[name]["categories"]
+    width = 0.84 / len(section)
+    for place, name in enumerate(section):
+        index, groups = drafters.index(name), section[name]["categories"]
         heights = [mean(section[name]), *(value(groups[category]) for category in categories)]
         axis.bar(
-            _places(len(heights), index, len(drafters)),
+            _places(len(heights), place, len(section)),
             [height or 0 for height in heights],
             width,
             label=name,
@@ -96,8 +101,9 @@ def _bars(
             edgecolor="white",
             linewidth=0,
         )
-        place = _places(1, index, len(drafters))[0]
-        _label(axis, place, heights[0], max(heights[0] or 0, above(section[name])), drafters)
+        middle = _places(1, place, len(section))[0]
+        top = max(heights[0] or 0, above(section[name]))
+        _label(axis, middle, heights[0], top, upright=len(section) > 4)
     axis.axvline(0.5, color="0.7", linewidth=1, linestyle=":")
     names = [_MEAN, *(category.replace("_", "\n") for category in categories)]
     axis.set_xticks(range(len(names)), names)
@@ -105,16 +111,14 @@ def _bars(
     axis.set_xlim(-0.5, len(names) - 0.5)
 
 
-def _label(
-    axis: Axes, place: float, value: float | None, height: float, drafters: Sequence[str]
-) -> None:
+def _label(axis: Axes, place: float, value: float | None, height: float, *, upright: bool) -> None:
     axis.annotate(
         "-" if value is None else f"{value:.2f}",
         (place, height),
-        xytext=(0, 4),
+        xytext=(0, 6),
         textcoords="offset points",
         ha="center",
-        rotation=90 if len(drafters) > 4 else 0,
+        rotation=90 if upright else 0,
         fontsize=9,
     )
 
@@ -128,22 +132,18 @@ def _color(index: int) -> str:
     return COLORS[index % len(COLORS)]
 
 
-def _efficiency(found: dict[str, Any]) -> Figure:
-    def draw(
-        axis: Axes, temperature: str, section: dict[str, Any], drafters: Sequence[str]
-    ) -> None:
+def _efficiency(found: dict[str, Any], drafters: Sequence[str]) -> Figure:
+    def draw(axis: Axes, temperature: str, section: dict[str, Any]) -> None:
         key = "block_efficiency"
         _bars(axis, section, drafters, lambda group: group[key], lambda one: one["mean"][key])
         axis.axhline(1, color="0.2", linewidth=1)
         axis.set(ylabel="tokens a round", title=f"Tokens a round, temperature {temperature}")
 
-    return _panels(found, draw)
+    return _panels(found, drafters, draw)
 
 
-def _overlap(found: dict[str, Any]) -> Figure:
-    def draw(
-        axis: Axes, temperature: str, section: dict[str, Any], drafters: Sequence[str]
-    ) -> None:
+def _overlap(found: dict[str, Any], drafters: Sequence[str]) -> Figure:
+    def draw(axis: Axes, temperature: str, section: dict[str, Any]) -> None:
         key = "forced_overlap"
         _bars(
             axis,
@@ -153,13 +153,10 @@ def _overlap(found: dict[str, Any]) -> Figure:
             lambda one: one["mean"][key],
             _line_in_the_way,
         )
-        for index, name in enumerate(drafters):
-            if name not in section:
-                continue
-            one = section[name]
+        for place, one in enumerate(section.values()):
             values = [one["mean"]["mean_overlap"]]
             values += [group["mean_overlap"] for group in one["categories"].values()]
-            places = _places(len(values), index, len(drafters))
+            places = _places(len(values), place, len(section))
             heights = [float("nan") if value is None else value for value in values]
             axis.scatter(places, heights, color="black", marker="_", s=45, zorder=3)
         axis.set(
@@ -169,7 +166,7 @@ def _overlap(found: dict[str, Any]) -> Figure:
             yticks=[0, 0.25, 0.5, 0.75, 1],
         )
 
-    return _panels(found, draw)
+    return _panels(found, drafters, draw)
 
 
 def _line_in_the_way(section: dict[str, Any]) -> float:
@@ -178,19 +175,16 @@ def _line_in_the_way(section: dict[str, Any]) -> float:
     return line if 0 <= line - bar < _FIGURE_HEIGHT else 0.0
 
 
-def _speed(found: dict[str, Any]) -> Figure:
-    def draw(
-        axis: Axes, temperature: str, section: dict[str, Any], drafters: Sequence[str]
-    ) -> None:
+def _speed(found: dict[str, Any], drafters: Sequence[str]) -> Figure:
+    def draw(axis: Axes, temperature: str, section: dict[str, Any]) -> None:
         _bars(axis, section, drafters, lambda group: group["speedup"], lambda one: one["mean"])
         axis.axhline(1, color="0.2", linewidth=1)
         axis.set(ylabel="over plain", title=f"Speed over plain, batch 1, temperature {temperature}")
 
-    return _panels(found, draw)
+    return _panels(found, drafters, draw)
 
 
-def _rates(temperature: str, section: dict[str, Any]) -> Figure:
-    drafters = list(section)
+def _rates(temperature: str, section: dict[str, Any], drafters: Sequence[str]) -> Figure:
     categories = list(next(iter(section.values()))["categories"])
     deepest = max(len(one["total"]["conditional_rates"]) for one in section.values())
     panels = ["all", *categories]

@@ -19,6 +19,7 @@ h2{font-size:1.15rem;margin:2.5rem 0 .5rem}
 .result{font-size:1.1rem;max-width:60rem}
 .note{color:#555;font-size:.9rem;max-width:60rem;margin:.4rem 0}
 .pictures{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,26rem),1fr));gap:1rem}
+.wide{grid-template-columns:1fr}
 img{width:100%;height:auto}
 .table{overflow-x:auto}
 table{border-collapse:separate;border-spacing:0;font-size:.9rem;font-variant-numeric:tabular-nums}
@@ -76,6 +77,8 @@ def page(
     note: str,
     pictures: Mapping[str, bytes],
     sections: Sequence[Section],
+    *,
+    wide: bool = False,
 ) -> str:
     """Return a page that needs no other file.
 
@@ -86,6 +89,7 @@ def page(
         note: what was measured where and when.
         pictures: PNG files by what they show.
         sections: in order.
+        wide: pictures stand below each other, as wide as the page.
     """
     images = "".join(
         f'<img alt="{html.escape(shown)}" '
@@ -100,7 +104,8 @@ def page(
         f"<title>{html.escape(title)}</title><style>{_STYLE}</style></head><body>"
         f"<h1>{html.escape(heading)}</h1>{result}"
         f'<p class="note">{html.escape(note)}</p>'
-        f'<div class="pictures">{images}</div>{shown_tables}</body></html>\n'
+        f'<div class="pictures{" wide" if wide else ""}">{images}</div>{shown_tables}'
+        "</body></html>\n"
     )
 
 
