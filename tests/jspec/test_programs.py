@@ -15,6 +15,9 @@ from jspec.drafting import BoundDrafter
 from jspec.drafting.draft_model import draft_model
 from jspec.drafting.draft_tree import draft_tree
 from jspec.drafting.dynamic_tree import dynamic_draft_tree
+from jspec.drafting.eagle import eagle
+from jspec.drafting.eagle_dynamic_tree import eagle_dynamic_tree
+from jspec.drafting.eagle_tree import eagle_tree
 from jspec.drafting.hybrid import hybrid
 from jspec.drafting.ngram import ngram
 from jspec.drafting.ngram_tree import ngram_tree
@@ -22,12 +25,14 @@ from jspec.generation import Decoder, run_chunk, run_prefill
 from jspec.model import Model
 from jspec.requests import Request
 from jspec.sampling_params import SamplingParams
-from tests import tiny
+from tests import tiny, tiny_eagle
 from tests.oracles import hlo
 
 TARGET = tiny.model(max_context=4096)
 # Another number of key/value heads than the target's, so that their caches have other shapes.
 SMALL = dataclasses.replace(TARGET.config, num_layers=1, num_kv_heads=1)
+# Its tokens are fewer than this target's, which is of no matter here.
+HEAD = (TARGET.config, tiny_eagle.config("eagle3"), tiny_eagle.params("eagle3"))
 CASES: dict[str, tuple[BoundDrafter | None, int]] = {
     "plain": (None, 0),
     "ngram": (ngram(), 7),
@@ -36,6 +41,9 @@ CASES: dict[str, tuple[BoundDrafter | None, int]] = {
     # 7 nodes are run for 4 that are kept: its cache has more slots than the target's.
     "dynamic-tree": (dynamic_draft_tree(SMALL, tiny.params(SMALL), 4, 3, 3), 4),
     "ngram-tree": (ngram_tree(5, 4), 5),
+    "eagle": (eagle(*HEAD), 4),
+    "eagle-tree": (eagle_tree(*HEAD, (-1, 0, 0, 1, 2), "top-k"), 4),
+    "eagle-dynamic-tree": (eagle_dynamic_tree(*HEAD, 4, 3, 3), 4),
     "hybrid": (hybrid(draft_model(SMALL, tiny.params(SMALL))), 4),
 }
 

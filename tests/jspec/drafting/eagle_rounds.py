@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from jspec import decoding, randomness
@@ -12,7 +13,7 @@ from jspec.config import SpeculationConfig
 from jspec.decoding import Program
 from jspec.drafting import BoundDrafter
 from jspec.drafting.protocol import Proposal
-from jspec.generation import Decoder, run_prefill
+from jspec.generation import Decoder, run_chunk, run_prefill
 from jspec.models.eagle import EagleKind
 from jspec.requests import Request
 from jspec.sampling_params import SamplingParams
@@ -21,7 +22,7 @@ from tests import tiny_eagle
 from tests.tiny_eagle import TARGET, VOCAB
 
 GAMMA = 3
-chunk = jax.jit(decoding.decode_chunk, static_argnames="program")
+NEW = 100
 _propose = jax.jit(decoding.propose, static_argnames="program")
 
 
@@ -34,7 +35,7 @@ def program(bound: BoundDrafter, gamma: int | None = None) -> Program:
 def new_state(
     bound: BoundDrafter, temperature: float, prompts: Sequence[tuple[int, ...]]
 ) -> DecodeState:
-    params = SamplingParams(max_new_tokens=60, temperature=temperature, seed=5)
+    params = SamplingParams(max_new_tokens=NEW, temperature=temperature, seed=5)
     speculation = SpeculationConfig(bound.drafts or GAMMA)
     decoder = Decoder(TARGET, bound, speculation, batch_size=len(prompts))
     return decoder.new_state([Request(prompt, params) for prompt in prompts])
@@ -54,13 +55,15 @@ def prefilled(bound: BoundDrafter, temperature: float, width: int = 32) -> Decod
 def advance(
     bound: BoundDrafter, state: DecodeState, rounds: int = 1, gamma: int | None = None
 ) -> DecodeState:
-    after, _ = chunk(
+    # As the decoder calls it, so that both run one program; the state is donated.
+    after, _ = run_chunk(
         program=program(bound, gamma),
         params=TARGET.params,
         drafter_params=bound.params,
-        state=state,
+        state=jax.tree.map(jnp.copy, state),
         max_rounds=np.int32(rounds),
         until_finish=np.bool_(False),
+        ended=np.zeros(len(state.length), bool),
     )
     return after
 
@@ -85,3 +88,18 @@ class Oracle:
         logits = self._head.after(self._tokens, self._features, drafted, VOCAB)
         law: np.ndarray = logits - np.log(np.exp(logits).sum())
         return law
+
+
+def check_greedy(bound: BoundDrafter, least: int) -> None:
+    """Check the tokens of all rows, past the end of the head's context, and that it helped."""
+    params = SamplingParams(max_new_tokens=NEW)
+    asked = [Request(prompt, params) for prompt in tiny_eagle.prompts()]
+    speculation = SpeculationConfig(bound.drafts or GAMMA)
+    found = Decoder(TARGET, bound, speculation, batch_size=len(asked)).generate(asked)
+    assert [done.token_ids for done in found] == tiny_eagle.greedy(NEW)
+    assert sum(int(done.counts.accepted.sum()) for done in found) >= least
+    for request, done in zip(asked, found, strict=True):
+        # The token after its last position's is that of index CONTEXT + 1. All but a bonus token
+        # after that take a round each.
+        end = len(request.token_ids) + NEW
+        assert done.counts.rounds > end - (tiny_eagle.CONTEXT + 3)

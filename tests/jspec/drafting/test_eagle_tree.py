@@ -9,17 +9,14 @@ import numpy as np
 import pytest
 
 from jspec.drafting import BoundDrafter
-from jspec.drafting.draft_tree import Draws
 from jspec.drafting.eagle_dynamic_tree import eagle_dynamic_tree
 from jspec.drafting.eagle_tree import eagle_tree
 from jspec.drafting.protocol import Proposal, WithoutReplacement
 from jspec.errors import InputError
-from jspec.generation import Decoder, run_chunk
+from jspec.generation import run_chunk
 from jspec.models.eagle import EagleKind
-from jspec.requests import Request
-from jspec.sampling_params import SamplingParams
 from tests import tiny, tiny_eagle
-from tests.jspec.drafting.eagle_rounds import Oracle, advance, drafts, prefilled
+from tests.jspec.drafting.eagle_rounds import Oracle, advance, check_greedy, drafts, prefilled
 from tests.tiny_eagle import TARGET
 
 # Levels of 2, 3, 2 and 1 nodes, out of order: the last level's comes before two of the others.
@@ -34,11 +31,9 @@ def quickly() -> Iterator[None]:
 
 
 @functools.cache
-def static(
-    kind: EagleKind, draws: Draws = "without-replacement", parents: tuple[int, ...] = TREE
-) -> BoundDrafter:
+def static(kind: EagleKind, parents: tuple[int, ...] = TREE) -> BoundDrafter:
     config, params = tiny_eagle.config(kind), tiny_eagle.params(kind)
-    return eagle_tree(TARGET.config, config, params, parents, draws)
+    return eagle_tree(TARGET.config, config, params, parents)
 
 
 @functools.cache
@@ -57,9 +52,9 @@ def ways(proposal: Proposal, row: int) -> list[tuple[int, ...]]:
     return found
 
 
-@pytest.mark.parametrize(("kind", "draws"), [("eagle3", "without-replacement"), ("eagle", "top-k")])
-def test_the_drafts_of_given_trees(kind: EagleKind, draws: Draws) -> None:
-    bound = static(kind, draws)
+def test_the_drafts_of_given_trees() -> None:
+    kind: EagleKind = "eagle"
+    bound = static(kind)
     state = prefilled(bound, 1.0)
     outcomes: set[int] = set()
     for _ in range(5):
@@ -72,15 +67,12 @@ def test_the_drafts_of_given_trees(kind: EagleKind, draws: Draws) -> None:
             for node in sorted(set(TREE[1:])):
                 law = oracle.log_q(nodes[node])
                 children = [nodes[child][-1] for child, up in enumerate(TREE) if up == node]
-                if draws == "top-k":
-                    assert children == np.argsort(-law)[: len(children)].tolist()
-                else:
-                    assert isinstance(proposal.law, WithoutReplacement)
-                    np.testing.assert_allclose(proposal.law.log_q[row, node], law, atol=2e-4)
-                    assert len(set(children)) == len(children)
+                assert isinstance(proposal.law, WithoutReplacement)
+                np.testing.assert_allclose(proposal.law.log_q[row, node], law, atol=2e-4)
+                assert len(set(children)) == len(children)
         before, state = state, advance(bound, state)
         outcomes |= set((state.length - before.length).tolist())
-    assert outcomes >= ({1, 2} if draws == "top-k" else {1, 2, 3})
+    assert outcomes >= {1, 2, 3}
 
 
 def by_hand(log_q: Callable[[tuple[int, ...]], np.ndarray]) -> list[tuple[int, ...]]:
@@ -115,19 +107,11 @@ def test_the_drafts_of_dynamic_trees() -> None:
 
 
 def test_greedy_is_plain_decoding_to_the_end_of_the_context() -> None:
-    asked = [Request(p, SamplingParams(max_new_tokens=120)) for p in tiny_eagle.prompts()]
-    plain = Decoder(TARGET, batch_size=3).generate(asked)
-    for bound in (static("eagle"), static("eagle3", "independent"), dynamic("eagle3")):
-        found = Decoder(TARGET, bound, batch_size=3).generate(asked)
-        assert [done.token_ids for done in found] == [done.token_ids for done in plain]
-        assert sum(int(done.counts.accepted.sum()) for done in found) > 60
-
-
-def test_another_tree_of_the_same_sizes_runs_the_same_program() -> None:
-    request = [Request((1, 2, 3), SamplingParams(max_new_tokens=9))]
-    Decoder(TARGET, static("eagle", parents=(-1, 0, 0, 1, 1))).generate(request)
+    check_greedy(static("eagle"), 30)
+    check_greedy(dynamic("eagle3"), 30)
+    # Another tree of the same sizes runs the same program.
     before = run_chunk._cache_size()  # type: ignore[attr-defined]
-    Decoder(TARGET, static("eagle", parents=(-1, 0, 0, 2, 2))).generate(request)
+    check_greedy(static("eagle", parents=(-1, 0, 0, 2, 2, 1, 5, 3, 6)), 30)
     assert run_chunk._cache_size() == before  # type: ignore[attr-defined]
 
 
