@@ -16,8 +16,6 @@ from jspec.drafting.draft_model import draft_model
 from jspec.drafting.draft_tree import draft_tree
 from jspec.drafting.dynamic_tree import dynamic_draft_tree
 from jspec.drafting.eagle import eagle
-from jspec.drafting.eagle_dynamic_tree import eagle_dynamic_tree
-from jspec.drafting.eagle_tree import eagle_tree
 from jspec.drafting.hybrid import hybrid
 from jspec.drafting.ngram import ngram
 from jspec.drafting.ngram_tree import ngram_tree
@@ -42,8 +40,6 @@ CASES: dict[str, tuple[BoundDrafter | None, int]] = {
     "dynamic-tree": (dynamic_draft_tree(SMALL, tiny.params(SMALL), 4, 3, 3), 4),
     "ngram-tree": (ngram_tree(5, 4), 5),
     "eagle": (eagle(*HEAD), 4),
-    "eagle-tree": (eagle_tree(*HEAD, (-1, 0, 0, 1, 2), "top-k"), 4),
-    "eagle-dynamic-tree": (eagle_dynamic_tree(*HEAD, 4, 3, 3), 4),
     "hybrid": (hybrid(draft_model(SMALL, tiny.params(SMALL))), 4),
 }
 
