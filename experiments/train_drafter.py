@@ -245,10 +245,11 @@ def _data(job: _Job, target: jspec.Model) -> tuple[Data, list[str]]:
     if tokens:
         said.insert(
             0,
-            f"{tokens:,} tokens or a little more of the target's own: users' turns that it wrote "
-            f"after a few opening words, and its answers at temperatures "
+            "text of the target's own: users' turns that it wrote after a few opening words, and "
+            "its answers at temperatures "
             f"{', '.join(f'{t:g}' for t in sorted(set(recipe.temperatures)))} (seed {recipe.seed})",
         )
+    said.append(f"{found.total:,} tokens in all, prompts included")
     if job.excluded:
         tokenizer = target.tokenizer
         assert tokenizer is not None

@@ -62,7 +62,7 @@ def text(card: Card) -> str:
     tokens = card.history.tokens
     name, fingerprint = card.target
     own, all_tokens = card.vocabulary
-    packages = ", ".join(f"{name} {version}" for name, version in card.versions.items())
+    known = [f"{package} {version}" for package, version in card.versions.items() if version]
     lines = [
         f"# {card.kind} drafter for {name}",
         "",
@@ -77,7 +77,7 @@ def text(card: Card) -> str:
         f"| trained on | {tokens:,} tokens in {card.steps:,} steps |",
         f"| conversations | {card.conversations[0]:,}, and {card.conversations[1]:,} held out |",
         f"| time | {tables.seconds(card.history.seconds)} on {card.hardware} |",
-        f"| made with | {packages} |",
+        f"| made with | {', '.join(known)} |",
         "",
         "## Data",
         "",
