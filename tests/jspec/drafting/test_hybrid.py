@@ -34,7 +34,7 @@ from tests import tiny, tiny_eagle
 from tests.tiny_eagle import TARGET, VOCAB
 
 GAMMA = 4
-NEW = 36
+NEW = 80  # no row ends: of a finished one the head's state means nothing
 TREE = (-1, 0, 0, 1, 1, 2, 3)
 
 
@@ -111,14 +111,13 @@ def drafts_of_head(bound: BoundDrafter, given: Context, state: Any, gamma: int) 
 
 
 @pytest.mark.parametrize("name", ["draft-model", "eagle3", "medusa-tree", "draft-tree"])
-@pytest.mark.parametrize("rows", [3])
-def test_the_head_knows_what_it_did_not_draft(name: str, rows: int) -> None:
+def test_the_head_knows_what_it_did_not_draft(name: str) -> None:
     own = head(name)
     bound = hybrid_tree(own, 3) if own.drafts else hybrid(own)
     gamma = own.drafts or GAMMA
     drafter = bound.drafter
     assert isinstance(drafter, HybridStateDrafter)
-    decoder, state = prefilled(bound, requests(rows), gamma)
+    decoder, state = prefilled(bound, requests(3), gamma)
 
     @jax.jit
     def from_hybrid(state: DecodeState) -> Proposal:
@@ -142,7 +141,9 @@ def test_the_head_knows_what_it_did_not_draft(name: str, rows: int) -> None:
         return drafts_of_head(own, context(fresh), fresh.drafter, gamma)
 
     kinds = set()
-    for index in range(18):
+    for index in range(14):
+        if index == 6:  # the greedy rows alone repeat themselves, and need no head
+            state = dataclasses.replace(state, active=jnp.asarray([True, False, True]))
         lengths = np.asarray(state.length)
         state, _ = run_chunk(
             program=decoder._program,
@@ -158,19 +159,21 @@ def test_the_head_knows_what_it_did_not_draft(name: str, rows: int) -> None:
         kinds |= {(ran, f, c > 1) for f, c in zip(foreign, more.tolist(), strict=True)}
         if index % 4 == 1:
             found, expected = from_hybrid(state), anew(state)
-            np.testing.assert_array_equal(found.valid, expected.valid)
-            np.testing.assert_array_equal(found.tokens, expected.tokens)
+            rows = np.flatnonzero(state.active)
+            np.testing.assert_array_equal(found.valid[rows], expected.valid[rows])
+            np.testing.assert_array_equal(found.tokens[rows], expected.tokens[rows])
             if isinstance(found.law, Dense):
                 assert isinstance(expected.law, Dense)
                 np.testing.assert_allclose(
-                    found.law.log_q, expected.law.log_q, rtol=1e-3, atol=1e-3
+                    found.law.log_q[rows], expected.law.log_q[rows], rtol=1e-3, atol=1e-3
                 )
+    assert state.active[0] & state.active[2]
     # Drafts of both were accepted, and a chain's head was left out of some rounds.
     assert {(True, False, True), (True, True, True)} <= kinds
     if own.drafts is None:
         assert any(not ran for ran, _, _ in kinds)
     # Greedy rows have plain decoding's tokens.
-    for row, request in enumerate(requests(rows)):
+    for row, request in enumerate(requests(3)):
         if request.sampling.temperature == 0:
             prompt, end = len(request.token_ids), int(state.length[row])
             text = tuple(int(t) for t in state.tokens[row, prompt:end])
