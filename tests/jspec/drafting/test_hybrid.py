@@ -47,11 +47,11 @@ def quickly() -> Iterator[None]:
 def medusa_heads() -> tuple[MedusaConfig, MedusaParams]:
     width = TARGET.config.hidden_size
     generator = np.random.default_rng(2)
-    arrays = [
+    weights, biases, scores = (
         jnp.asarray(generator.normal(0, 0.2, shape), jnp.float32)
         for shape in ((GAMMA, 1, width, width), (GAMMA, 1, width), (GAMMA, VOCAB, width))
-    ]
-    return MedusaConfig(GAMMA, 1, width, VOCAB, 2), MedusaParams(*arrays, None)
+    )
+    return MedusaConfig(GAMMA, 1, width, VOCAB, 2), MedusaParams(weights, biases, scores, None)
 
 
 @functools.cache
