@@ -210,7 +210,7 @@ _OTHERS: list[tuple[str, str, str]] = [
     ("--experiment=generate", "prompt ", "--prompt=TEXT"),
     ("--experiment=generate --input=empty.txt", "input='empty.txt'", "at least one"),
     ("--experiment=generate --prompt=p --repeats=3", "repeats=3", "leave it out"),
-    ("--experiment=demo --verification=typical", "verification='typical'", "is lossy"),
+    ("--experiment=demo --verification=typical", "verification='typical'", "use token or block"),
     ("--experiment=demo --batch_size=2", "batch_size=2", "leave it out"),
     ("--experiment=demo --input=good.jsonl", "input=['good.jsonl']", "leave it out"),
     ("--experiment=batch --output=j", "input ", "--input=FILE.jsonl"),
