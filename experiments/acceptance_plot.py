@@ -206,12 +206,11 @@ def _rates(temperature: str, section: dict[str, Any], drafters: Sequence[str]) -
                     color=_color(index),
                     marker=MARKERS[index % len(MARKERS)],
                     markersize=5,
-                    clip_on=False,
                     linestyle="-" if index < len(COLORS) else "--",
                     label=drafter,
                 )
             axis.set_title(name.replace("_", " "))
-            axis.set_ylim(0, 1.05)
+            axis.set_ylim(-0.04, 1.05)
             step = 1 if deepest <= 8 else 2
             axis.set_xticks(range(1, deepest + 1, step))
         for axis in axes.flat:

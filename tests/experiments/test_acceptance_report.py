@@ -97,6 +97,9 @@ def test_the_text_begins_with_the_result() -> None:
 
 def test_pictures_and_page() -> None:
     summary = acceptance_cases.summary([f"drafter-{index}@dynamic:16" for index in range(9)])
+    # One that never drafts on a category.
+    idle = summary["acceptance"]["0"]["drafter-0@dynamic:16"]["categories"]["sql"]
+    idle |= {"conditional_rates": [], "mean_overlap": None}
     shown = {}
     for stem, (words, figure) in acceptance_plot.pictures(summary).items():
         files = tree_plot.files(figure, stem)
