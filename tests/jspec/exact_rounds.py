@@ -22,8 +22,10 @@ from jspec import randomness, sampling, trees
 from jspec.config import Verification
 from jspec.drafting.protocol import Dense, PointMass, Proposal
 from jspec.sampling import RowSampling
+from jspec.sampling_params import SamplingParams
 from jspec.verification import Verdict, verify_chain
 from tests.oracles import chains
+from tests.oracles.edits import Wishes
 from tests.oracles.transforms import Transforms
 
 TOLERANCE = 1e-6
@@ -273,3 +275,20 @@ def never_impossible(
         path, _ = np.nonzero(happens)
         assert (of_draft[path, :n] > 0).all()
         assert (last[happens][p[path, n] == 0] == 0).all()
+
+
+def params(row: Transforms, wishes: Wishes, max_new: int = 9) -> SamplingParams:
+    """Return the sampling parameters that an oracle's transforms and wishes stand for."""
+    return SamplingParams(
+        temperature=row.temperature,
+        top_k=row.top_k,
+        top_p=row.top_p,
+        min_p=row.min_p,
+        logit_bias=wishes.bias,
+        repetition_penalty=wishes.repetition,
+        frequency_penalty=wishes.frequency,
+        presence_penalty=wishes.presence,
+        bad_words=tuple(tuple(word) for word in wishes.bad_words),
+        min_new_tokens=wishes.min_new,
+        max_new_tokens=max_new,
+    )
