@@ -180,7 +180,13 @@ def _train(job: _Job, mesh: Mesh) -> int:
     wish = options.wish(methods.default_layers(target.config))
     methods.check(wish, target.config)
     data, said = _data(job, target)
-    begun = methods.start(wish, target, shards.counts(data.train, target.config.vocab_size))
+    begun = methods.start(
+        wish,
+        target,
+        shards.counts(data.train, target.config.vocab_size),
+        shards.sizes(data.train),
+        job.sampling.seed or 0,
+    )
     asked = measuring.requests(
         data.held,
         options.MEASURE_PROMPTS.value,

@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from experiments.training import losses
 from experiments.training.methods import Start
 from jspec.checkpoints import heads
 from jspec.checkpoints.heads import TrainedDrafter
@@ -35,6 +36,7 @@ def bind(target: Model, begun: Start, params: Any) -> BoundDrafter:
     """
     kernels, config = target.functions.kernels, begun.method.config
     kept = None if begun.vocabulary is None else jnp.asarray(begun.vocabulary)
+    params = losses.folded(params, begun.frozen)
     own: Any = jax.tree.map(lambda leaf: leaf.astype(_STORED).astype(target.dtype), params)
     embedding, head = target.params.embedding, target.params.head
     head = embedding if head is None else head
@@ -62,5 +64,6 @@ def save(directory: Path, target: Model, name: str, begun: Start, params: Any) -
     """
     kept = None if begun.vocabulary is None else jnp.asarray(begun.vocabulary)
     method = begun.method
+    params = losses.folded(params, begun.frozen)
     drafter = TrainedDrafter(directory.name, method.kind, method.config, params, kept)
     heads.save(directory, drafter, target.config, target_name=name, dtype=_STORED)

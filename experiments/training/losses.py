@@ -51,10 +51,14 @@ class Frozen:
     Attributes:
         embedding: [V, D].
         head: [Vd, D], the target's rows of the draft vocabulary.
+        scale: [F * D] float32, one over the typical size of each of its features: an EAGLE-3 head's
+            linear map is trained for features of size 1, since theirs differ a hundredfold; None
+            for what reads no features of several layers.
     """
 
     embedding: Any
     head: Any
+    scale: Any = None
 
 
 @jax.tree_util.register_dataclass
@@ -112,6 +116,18 @@ def loss(method: Method, params: Any, frozen: Frozen, batch: Batch) -> tuple[jax
     return _eagle(method, params, frozen, batch)
 
 
+def folded(params: Any, frozen: Frozen) -> Any:
+    """Return a drafter's own parameters as it drafts with them: `Frozen.scale` goes into the map.
+
+    Args:
+        params: as trained.
+        frozen: that they were trained with, on the same devices.
+    """
+    if frozen.scale is None:
+        return params
+    return dataclasses.replace(params, fc=params.fc * frozen.scale[None, :])
+
+
 def _ahead(array: jax.Array, places: int) -> jax.Array:
     """Return array [N, W, ..] with what was at i + `places` at i, and 0 at the end."""
     width = array.shape[1]
@@ -150,7 +166,8 @@ def _total(parts: list[Metrics]) -> tuple[jax.Array, Metrics]:
 def _eagle(method: Method, params: Any, frozen: Frozen, batch: Batch) -> tuple[jax.Array, Metrics]:
     config, dtype = method.config, jnp.dtype(method.dtype)
     assert isinstance(config, EagleConfig)
-    params = dataclasses.replace(params, embedding=frozen.embedding, head=frozen.head)
+    lent = {"embedding": frozen.embedding, "head": frozen.head}
+    params = dataclasses.replace(folded(params, frozen), **lent)
     final = batch.final.astype(jnp.float32)
     if config.kind == "eagle3":
         features = heads.fuse(params, batch.layers.astype(jnp.float32), dtype)

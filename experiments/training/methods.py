@@ -108,14 +108,22 @@ def default_layers(config: ModelConfig) -> tuple[int, ...]:
     return tuple(sorted({0, config.num_layers - 1}))
 
 
-def start(wish: Wish, target: Model, counts: np.ndarray[Any, Any]) -> Start:
-    """Return a drafter that begins as the target's own layers.
+def start(
+    wish: Wish,
+    target: Model,
+    counts: np.ndarray[Any, Any],
+    sizes: np.ndarray[Any, Any],
+    seed: int,
+) -> Start:
+    """Return a drafter before its first step.
 
     Args:
         wish: what it is.
         target: what it drafts for.
         counts: [V] how often each token comes in the training text; the most frequent ones are the
             draft vocabulary.
+        sizes: [F * D] float32, typical size of each feature that an EAGLE-3 head reads.
+        seed: of random weights.
 
     Raises:
         InputError: as `check`.
@@ -128,15 +136,17 @@ def start(wish: Wish, target: Model, counts: np.ndarray[Any, Any]) -> Start:
     ids = vocabularies.most_frequent(counts[:real], size)
     own = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), target.params)
     head = own.embedding if own.head is None else own.head
-    frozen = Frozen(own.embedding, head if whole else jnp.take(head, jnp.asarray(ids), axis=0))
-    drafter, params = _begin(wish, config, own, size)
+    scale = jnp.asarray(1 / sizes) if wish.kind == "eagle3" else None
+    rows = head if whole else jnp.take(head, jnp.asarray(ids), axis=0)
+    frozen = Frozen(own.embedding, rows, scale)
+    drafter, params = _begin(wish, config, own, size, jax.random.key(seed))
     steps = 1 if wish.kind == "draft-model" else wish.drafts
     method = Method(wish.kind, drafter, steps, wish.dtype)
     return Start(method, starts.copied(params), frozen, None if whole else ids, ids)
 
 
 def _begin(
-    wish: Wish, config: ModelConfig, own: TransformerParams, size: int
+    wish: Wish, config: ModelConfig, own: TransformerParams, size: int, key: jax.Array
 ) -> tuple[EagleConfig | MedusaConfig | ModelConfig, Any]:
     if wish.kind == "medusa":
         heads = MedusaConfig(wish.drafts, 1, config.hidden_size, size, config.num_layers)
@@ -148,7 +158,7 @@ def _begin(
     )
     layers = feature_layers(config) if wish.kind == "eagle3" else (config.num_layers,)
     drafter = EagleConfig(wish.kind, layer, layers)
-    return drafter, starts.eagle_head(drafter, own)
+    return drafter, starts.eagle_head(drafter, own, key)
 
 
 def count(params: Any) -> int:

@@ -16,6 +16,9 @@ from experiments.training.batches import Corpus
 from experiments.training.features import Features
 
 _DTYPES: dict[str, Any] = {"BF16": ml_dtypes.bfloat16, "F32": np.float32, "I32": np.int32}
+_SAMPLED = 256  # conversations whose features' sizes are looked at
+_BEGINNING = 4  # tokens of each that are not
+_LEAST_SQUARE = 1e-12
 _HELD_OUT = 20  # one conversation of so many is not trained on
 
 
@@ -76,6 +79,23 @@ def counts(corpus: Corpus, vocab_size: int) -> np.ndarray[Any, Any]:
         found += np.bincount(features.tokens[part], minlength=vocab_size)
         found += np.bincount(features.best[part], minlength=vocab_size)
     return found
+
+
+def sizes(corpus: Corpus) -> np.ndarray[Any, Any]:
+    """Return the root mean square [F * D] of each feature of the layers kept, over a sample.
+
+    Beginnings of rows are left out: a text's first token has features a thousandfold larger.
+    """
+    squares, seen = np.zeros(corpus.shards[0].layers.shape[1], np.float64), 0
+    for shard, row in corpus.rows[:: max(1, len(corpus.rows) // _SAMPLED)]:
+        features = corpus.shards[int(shard)]
+        begin, length = int(features.start[row]), int(features.length[row])
+        part = features.layers[begin + _BEGINNING : begin + length].astype(np.float32)
+        squares += np.sum(part * part, axis=0, dtype=np.float64)
+        seen += len(part)
+    if not seen:
+        return np.ones_like(squares, np.float32)
+    return np.sqrt(squares / seen + _LEAST_SQUARE).astype(np.float32)
 
 
 def _those(corpus: Corpus, mask: np.ndarray[Any, Any]) -> Corpus:

@@ -12,44 +12,30 @@ from jspec.config import ModelConfig
 from jspec.models import eagle, medusa
 from jspec.models.eagle import EagleConfig, EagleParams
 from jspec.models.medusa import MedusaConfig, MedusaParams
-from jspec.models.parameters import LayerParams, TransformerParams
+from jspec.models.parameters import TransformerParams, filled, is_spec
+
+# A random output would be read as certainty about some random token: it begins so much smaller.
+_QUIET = 0.3
 
 
-def eagle_head(config: EagleConfig, target: TransformerParams) -> EagleParams:
-    """Return an EAGLE head that begins as the target's last layer on its own features.
+def eagle_head(config: EagleConfig, target: TransformerParams, key: jax.Array) -> EagleParams:
+    """Return a random EAGLE head; only norms before the target's head are taken from the target.
 
-    Of what joins feature and embedding, the feature's half is passed on as it is and the
-    embedding's is 0; so at first the head repeats what the target said, and learns to go on.
+    To begin with a layer of the target's was tried and learns no faster: its weights read another
+    residual stream.
 
     Args:
         config: of the head, whose layer has the target's sizes.
         target: the target's parameters, float32.
+        key: a typed PRNG key; every tensor folds in its own index.
     """
-    d = config.layer.hidden_size
-    last = target.layers[-1]
-    nothing = eagle.declare(config)
-    zeros, eye = jnp.zeros((d, d), jnp.float32), jnp.eye(d, dtype=jnp.float32)
-    ones = jnp.ones(d, jnp.float32)
-    fused = config.kind == "eagle3"
-    layer = LayerParams(
-        attention_norm=None,
-        qkv=jnp.concatenate([jnp.zeros_like(last.qkv), last.qkv], axis=-1) if fused else last.qkv,
-        qkv_bias=last.qkv_bias,
-        attention_out=last.attention_out,
-        mlp_norm=last.mlp_norm,
-        gate_up=last.gate_up,
-        down=last.down,
+    specs, treedef = jax.tree.flatten(eagle.declare(config), is_leaf=is_spec)
+    random = jax.tree.unflatten(
+        treedef, [filled(spec, jax.random.fold_in(key, i)) for i, spec in enumerate(specs)]
     )
-    parts = len(config.feature_layers)
-    return dataclasses.replace(
-        nothing,
-        fc=jnp.concatenate([*[zeros] * (parts - 1), eye] if fused else [zeros, eye], axis=1),
-        fc_bias=jnp.zeros(d, jnp.float32) if config.fc_bias else None,
-        embedding_norm=ones if fused else None,
-        feature_norm=last.attention_norm if fused else None,
-        layer=layer,
-        norm=target.final_norm if fused else None,
-    )
+    if config.kind == "eagle3":
+        return dataclasses.replace(random, norm=target.final_norm * _QUIET)
+    return dataclasses.replace(random, fc=random.fc * _QUIET)
 
 
 def medusa_heads(config: MedusaConfig) -> MedusaParams:

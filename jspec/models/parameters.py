@@ -180,10 +180,16 @@ def initialize(
     specs, treedef = jax.tree.flatten(declare(config), is_leaf=is_spec)
     values = []
     for index, spec in enumerate(specs):
-        if spec.initializer == "normal":
-            noise = jax.random.normal(jax.random.fold_in(key, index), spec.shape, jnp.float32)
-            noise = noise * spec.shape[-1] ** -0.5
-            values.append(quantize_matrix(noise) if weights == "int8" else noise.astype(dtype))
+        value = filled(spec, jax.random.fold_in(key, index))
+        if spec.initializer == "normal" and weights == "int8":
+            values.append(quantize_matrix(value))
         else:
-            values.append(jnp.full(spec.shape, spec.initializer == "ones", dtype))
+            values.append(value.astype(dtype))
     return cast(TransformerParams, jax.tree.unflatten(treedef, values))
+
+
+def filled(spec: TensorSpec, key: jax.Array) -> jax.Array:
+    """Return a float32 tensor as its declaration's initializer fills it, from a typed PRNG key."""
+    if spec.initializer == "normal":
+        return jax.random.normal(key, spec.shape, jnp.float32) * spec.shape[-1] ** -0.5
+    return jnp.full(spec.shape, spec.initializer == "ones", jnp.float32)

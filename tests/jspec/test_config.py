@@ -74,7 +74,7 @@ def test_integers_of_numpy_are_integers() -> None:
         ("gamma", -1),
         ("gamma", 128),
         ("gamma", 2.0),
-        ("verification", "typical"),
+        ("verification", "nucleus"),
         ("rounds_per_chunk", 0),
     ],
 )
