@@ -223,7 +223,7 @@ def test_samples_are_reproducible() -> None:
 
 def test_early_exit_shares_the_quantised_weights() -> None:
     model = target("float32", "int8")
-    shared = early_exit(tiny.CONFIG, model.params, 1).params
+    shared = early_exit(tiny.CONFIG, model.params, 1).params.model
     assert shared.embedding is model.params.embedding
     assert isinstance(shared.layers[0].qkv, Int8Matrix)
     assert shared.layers[0].qkv.values is model.params.layers[0].qkv.values
