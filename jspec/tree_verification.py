@@ -114,7 +114,7 @@ def greedy(logits: jax.Array, proposal: Proposal) -> tuple[TreeDecision, jax.Arr
         The decision, whose `log_rest` is [B, 0], and the [B] int32 token after the path.
     """
     links = _links(proposal.topology)
-    best = jnp.argmax(logits, axis=-1).astype(jnp.int32)
+    best = sampling.best(logits)
     parents = links.parents[:, 1:]
     match = (proposal.tokens == _of_nodes(best, parents)) & proposal.valid
     accepted, path = _follow(_first_of_siblings(match, links), links)

@@ -68,8 +68,8 @@ _Decision = tuple[jax.Array, jax.Array, jax.Array, jax.Array]
 
 def _greedy(logits: jax.Array, proposal: Proposal) -> _Decision:
     """Accept drafts while they are the argmax. Same law as every rule at temperature 0."""
-    best = jnp.argmax(logits, axis=-1).astype(jnp.int32)
-    # argmax takes a NaN for the largest, so the best logit alone tells `sampling.usable`.
+    best = sampling.best(logits)
+    # A NaN counts as the largest, so the best logit alone tells `sampling.usable`.
     usable = jnp.isfinite(_of_tokens(logits, best))
     match = proposal.tokens == best[:, :-1]
     accepted = _leading(match & proposal.valid & usable[:, :-1])

@@ -75,7 +75,7 @@ def choose(context: Context, step: jax.Array, logits: jax.Array, drafted: Drafte
 
     def best() -> tuple[jax.Array, jax.Array]:
         # q is not looked at when every row is greedy.
-        return jnp.argmax(logits, axis=-1).astype(jnp.int32), jnp.zeros_like(logits)
+        return sampling.best(logits), jnp.zeros_like(logits)
 
     token, log_q = jax.lax.cond(jnp.all(sampling.is_greedy(context.sampling)), best, drawn)
     return Drafted(

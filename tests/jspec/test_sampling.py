@@ -200,3 +200,26 @@ def test_draw_of_a_point_mass_is_certain() -> None:
 def test_a_temperature_out_of_range_is_refused(temperature: float) -> None:
     with pytest.raises(InputError, match="temperature"):
         SamplingParams(temperature=temperature)
+
+
+@hypothesis.settings(max_examples=60, deadline=None)
+@hypothesis.given(
+    scores=st.lists(
+        st.sampled_from([-np.inf, -1.5, 0.0, 1.0, np.inf, np.nan]), min_size=7, max_size=7
+    )
+)
+def test_the_best_is_numpys_argmax(scores: list[float]) -> None:
+    found = BEST(np.array(scores, np.float32))
+    assert int(found) == int(np.argmax(scores))
+
+
+@pytest.mark.parametrize("place", [0, 40000, 49151])
+def test_the_best_of_a_large_vocabulary_is_a_nan(place: int) -> None:
+    scores = np.random.default_rng(place).normal(size=(3, 49152)).astype(np.float32)
+    expected = np.argmax(scores, axis=-1)
+    scores[1, place] = np.nan
+    expected[1] = place
+    np.testing.assert_array_equal(BEST(scores), expected)
+
+
+BEST = jax.jit(sampling.best)
