@@ -111,7 +111,7 @@ def load_drafter(
     )
     kernels = target.functions.kernels
     if tree is None:
-        bound = _chain(drafter, target.config, kernels)
+        bound = chain(drafter, target.config, kernels)
         return hybrid(bound) if lookup else bound
     if isinstance(tree, str):
         require(tree == "dynamic", "tree", tree, "is no tree", "give dynamic, or nodes' parents")
@@ -121,7 +121,14 @@ def load_drafter(
     return hybrid_tree(bound) if lookup else bound
 
 
-def _chain(drafter: TrainedDrafter, target: ModelConfig, kernels: Kernels) -> BoundDrafter:
+def chain(drafter: TrainedDrafter, target: ModelConfig, kernels: Kernels) -> BoundDrafter:
+    """Return a drafter of chains.
+
+    Args:
+        drafter: with what the target lends.
+        target: of the target.
+        kernels: what its programs ask for.
+    """
     config, params = drafter.config, _params(drafter)
     if isinstance(config, EagleConfig):
         return eagle(target, config, params, kernels)

@@ -11,16 +11,11 @@ import jax.numpy as jnp
 
 from experiments.training import losses
 from experiments.training.methods import Start
+from jspec import trained
 from jspec.checkpoints import heads
 from jspec.checkpoints.heads import TrainedDrafter
-from jspec.config import ModelConfig
 from jspec.drafting import BoundDrafter
-from jspec.drafting.draft_model import draft_model
-from jspec.drafting.eagle import eagle
-from jspec.drafting.medusa import medusa
 from jspec.model import Model
-from jspec.models.eagle import EagleConfig
-from jspec.models.medusa import MedusaConfig
 
 # Drafters are stored in it: its rounding moves no acceptance rate, and files are half as large.
 _STORED = jnp.bfloat16
@@ -34,22 +29,21 @@ def bind(target: Model, begun: Start, params: Any) -> BoundDrafter:
         begun: what was trained.
         params: its own, as trained so far.
     """
-    kernels, config = target.functions.kernels, begun.method.config
+    method = begun.method
     kept = None if begun.vocabulary is None else jnp.asarray(begun.vocabulary)
     params = losses.folded(params, begun.frozen)
     own: Any = jax.tree.map(lambda leaf: leaf.astype(_STORED).astype(target.dtype), params)
     embedding, head = target.params.embedding, target.params.head
     head = embedding if head is None else head
-    if isinstance(config, ModelConfig):
-        # It takes the rows that it can propose by itself.
-        whole = dataclasses.replace(own, embedding=embedding, head=head)
-        return draft_model(config, whole, kernels, kept)
     rows = head if kept is None else jnp.take(head, kept, axis=0)
-    if isinstance(config, MedusaConfig):
-        return medusa(config, dataclasses.replace(own, heads=rows, vocabulary=kept))
-    assert isinstance(config, EagleConfig)
-    whole = dataclasses.replace(own, embedding=embedding, head=rows, vocabulary=kept)
-    return eagle(target.config, config, whole, kernels)
+    if method.kind == "draft-model":  # takes the rows that it can propose by itself
+        whole = dataclasses.replace(own, embedding=embedding, head=head)
+    elif method.kind == "medusa":
+        whole = dataclasses.replace(own, heads=rows, vocabulary=kept)
+    else:
+        whole = dataclasses.replace(own, embedding=embedding, head=rows, vocabulary=kept)
+    drafter = TrainedDrafter(method.kind, method.kind, method.config, whole, kept)
+    return trained.chain(drafter, target.config, target.functions.kernels)
 
 
 def save(directory: Path, target: Model, name: str, begun: Start, params: Any) -> None:

@@ -15,10 +15,13 @@ import jax
 import jax.numpy as jnp
 
 from experiments.training import heads
+from jspec import sampling
 from jspec.config import ModelConfig
 from jspec.models.eagle import EagleConfig
 from jspec.models.medusa import MedusaConfig
 
+# Numbers of all steps' distributions that may wait for their gradients.
+_MOST_KEPT = 1 << 27
 Kind = Literal["eagle", "eagle3", "medusa", "draft-model"]
 # A later step counts so much less than the one before (EAGLE-3's and Medusa's authors).
 _FALL = 0.8
@@ -137,22 +140,31 @@ def _ahead(array: jax.Array, places: int) -> jax.Array:
     return jnp.pad(moved, widths)
 
 
-def _compare(logits: jax.Array, frozen: Frozen, batch: Batch, ahead: int, dtype: Any) -> Metrics:
-    """Compare logits [N, W, Vd] at place i with the target's distribution at i + `ahead`.
+def _targets(frozen: Frozen, batch: Batch, dtype: Any) -> jax.Array:
+    """Return [N, W, Vd] float32: what the target gives each draftable token after every place."""
+    final = batch.final.astype(jnp.float32)
+    log_p = heads.product(final, frozen.head, dtype) - batch.log_z[..., None]
+    return jax.lax.stop_gradient(jnp.exp(log_p))
+
+
+def _compare(logits: jax.Array, p: jax.Array, batch: Batch, ahead: int) -> Metrics:
+    """Compare logits [N, W, Vd] at place i with the target's p [N, W, Vd] at i + `ahead`.
 
     That is the distribution of token i + ahead + 1.
     """
-    final = _ahead(batch.final, ahead).astype(jnp.float32)
-    log_z = _ahead(batch.log_z, ahead)
     weight = _ahead(batch.weight, ahead + 1)
     best = _ahead(batch.best, ahead)
-    log_p = jax.lax.stop_gradient(heads.product(final, frozen.head, dtype) - log_z[..., None])
-    p = jnp.exp(log_p)
+    p = _ahead(p, ahead)
     log_q = jax.nn.log_softmax(logits, axis=-1)
     cross_entropy = -jnp.sum(p * log_q, axis=-1)
-    overlap = jnp.sum(jnp.minimum(p, jnp.exp(log_q)), axis=-1)
-    agree = (jnp.argmax(logits, axis=-1) == best).astype(jnp.float32)
+    overlap = jnp.sum(jnp.minimum(p, jnp.exp(jax.lax.stop_gradient(log_q))), axis=-1)
+    agree = (sampling.best(jax.lax.stop_gradient(logits)) == best).astype(jnp.float32)
     return Metrics(*(jnp.sum(weight * x) for x in (1.0, cross_entropy, agree, overlap)))
+
+
+def _recomputed(function: Any, p: jax.Array, steps: int) -> Any:
+    """Have a step's activations computed again for its gradient, where they are large."""
+    return jax.checkpoint(function) if steps * p.size > _MOST_KEPT else function
 
 
 def _total(parts: list[Metrics]) -> tuple[jax.Array, Metrics]:
@@ -173,6 +185,7 @@ def _eagle(method: Method, params: Any, frozen: Frozen, batch: Batch) -> tuple[j
         features = heads.fuse(params, batch.layers.astype(jnp.float32), dtype)
     else:
         features = final
+    p = _targets(frozen, batch, dtype)
     regression = jnp.float32(0)
     past: heads.Pair | None = None
     own: tuple[heads.Pair, ...] = ()
@@ -183,14 +196,19 @@ def _eagle(method: Method, params: Any, frozen: Frozen, batch: Batch) -> tuple[j
         embedded = embedded.astype(jnp.float32)
 
         def one(
-            params: Any, embedded: jax.Array, features: jax.Array, past: Any, own: Any, step: int
+            params: Any,
+            embedded: jax.Array,
+            features: jax.Array,
+            past: Any,
+            own: Any,
+            ahead: int = step + 1,
         ) -> tuple[jax.Array, heads.Pair, Metrics]:
             output, mine = heads.eagle_step(config, params, embedded, features, past, own, dtype)
             logits = heads.eagle_logits(config, params, output, dtype)
-            return output, mine, _compare(logits, frozen, batch, step + 1, dtype)
+            return output, mine, _compare(logits, p, batch, ahead)
 
-        features, mine, part = jax.checkpoint(one, static_argnums=5)(
-            params, embedded, features, past, own, step
+        features, mine, part = _recomputed(one, p, method.steps)(
+            params, embedded, features, past, own
         )
         if past is None:
             past = mine
@@ -216,15 +234,16 @@ def _smooth_l1(error: jax.Array) -> jax.Array:
 def _medusa(method: Method, params: Any, frozen: Frozen, batch: Batch) -> tuple[jax.Array, Metrics]:
     dtype = jnp.dtype(method.dtype)
     final = batch.final.astype(jnp.float32)
+    p = _targets(frozen, batch, dtype)
     parts = []
     for head in range(method.steps):
 
-        def one(params: Any, head: int) -> Metrics:
+        def one(params: Any, head: int = head) -> Metrics:
             hidden = heads.medusa_hidden(params, final, head, dtype)
             logits = heads.product(hidden, frozen.head, dtype)
-            return _compare(logits, frozen, batch, head + 1, dtype)
+            return _compare(logits, p, batch, head + 1)
 
-        parts.append(jax.checkpoint(one, static_argnums=1)(params, head))
+        parts.append(_recomputed(one, p, method.steps)(params))
     return _total(parts)
 
 
@@ -233,12 +252,12 @@ def _draft_model(
 ) -> tuple[jax.Array, Metrics]:
     config, dtype = method.config, jnp.dtype(method.dtype)
     assert isinstance(config, ModelConfig)
+    p = _targets(frozen, batch, dtype)
 
-    @jax.checkpoint
     def one(params: Any) -> Metrics:
         embedded = jnp.take(frozen.embedding, batch.tokens, axis=0).astype(jnp.float32)
         hidden = heads.transformer_hidden(config, params, embedded, dtype)
         logits = heads.product(hidden, frozen.head, dtype)
-        return _compare(logits, frozen, batch, 0, dtype)
+        return _compare(logits, p, batch, 0)
 
-    return _total([one(params)])
+    return _total([_recomputed(one, p, 1)(params)])

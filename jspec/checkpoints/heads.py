@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.typing import DTypeLike
-from safetensors.numpy import save_file
+from safetensors.numpy import save as serialized
 
 from jspec.checkpoints import heads_config, heads_layout
 from jspec.checkpoints.assembly import checked_dtype
@@ -242,7 +242,8 @@ def save(
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "config.json").unlink(missing_ok=True)
         whole = {name: np.ascontiguousarray(array) for name, array in stored.items()}
-        save_file(whole, folder / "model.safetensors")
+        # Not by `save_file`, whose files nobody else may read.
+        (folder / "model.safetensors").write_bytes(serialized(whole))
         (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     except OSError as error:
         raise InputError(
