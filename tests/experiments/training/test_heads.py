@@ -26,7 +26,9 @@ def test_an_eagle_head_goes_on_with_its_own_outputs(kind: EagleKind) -> None:
     given = rng.normal(size=(2, width, len(config.feature_layers) * config.layer.hidden_size))
     features = jnp.asarray(given, jnp.float32)
     features = heads.fuse(params, features, FLOAT) if kind == "eagle3" else features
-    past, own, outputs = None, (), []
+    past: heads.Pair | None = None
+    own: tuple[heads.Pair, ...] = ()
+    outputs = []
     for step in range(STEPS):
         following = jnp.asarray(tokens[:, step : step + width])
         embedded = jnp.take(params.embedding, following, axis=0)
