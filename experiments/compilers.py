@@ -76,7 +76,10 @@ def h100() -> jax.Device:
     Raises:
         UnavailableError: the CUDA plugin is missing.
     """
-    if importlib.util.find_spec("jax_plugins.xla_cuda13") is None:
+    plugins = importlib.util.find_spec(
+        "jax_plugins"
+    )  # without it, what is in it can't be asked for
+    if plugins is None or importlib.util.find_spec("jax_plugins.xla_cuda13") is None:
         raise UnavailableError(
             "JAX's CUDA plugin is not installed; pip install --no-deps jax-cuda13-plugin "
             "jax-cuda13-pjrt of JAX's own version"

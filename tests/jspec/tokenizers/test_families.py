@@ -16,7 +16,8 @@ from jspec.tokenizers import Tokenizer, from_gguf
 from tests.oracles import tiny_vocabularies as tiny
 
 SPECIAL = ["<pad>", "<eos>", "<bos>", "<unk>", "<start_of_turn>", "<end_of_turn>"]
-RUNS = ["▁▁", "▁▁▁", "▁▁▁▁"]
+# As long as any run in `TEXTS`: what is longer is split in another way by each format.
+RUNS = ["▁" * length for length in range(2, 13)]
 MERGED = ["▁a", "ab", "▁ab", "ba", "bab"]
 LETTERS = ["▁", "a", "b", "\n"]
 BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
