@@ -76,9 +76,8 @@ def h100() -> jax.Device:
     Raises:
         UnavailableError: the CUDA plugin is missing.
     """
-    plugins = importlib.util.find_spec(
-        "jax_plugins"
-    )  # without it, what is in it can't be asked for
+    # What is in a package that is not there can't be asked for.
+    plugins = importlib.util.find_spec("jax_plugins")
     if plugins is None or importlib.util.find_spec("jax_plugins.xla_cuda13") is None:
         raise UnavailableError(
             "JAX's CUDA plugin is not installed; pip install --no-deps jax-cuda13-plugin "
