@@ -85,18 +85,6 @@ class _Job:
     run: Run
     status: Status
 
-    def at(self, temperature: float) -> list[tuple[Workload, Request]]:
-        """Return the prompts at a temperature."""
-        return [
-            (
-                workload,
-                dataclasses.replace(
-                    request, sampling=dataclasses.replace(request.sampling, temperature=temperature)
-                ),
-            )
-            for workload, request in self.prompts
-        ]
-
     def speculation(self, name: str) -> SpeculationConfig:
         """Return how much a drafter speculates."""
         spec, bound = self.drafters[name]
@@ -208,7 +196,7 @@ def _summary(job: _Job, degrees: Sequence[float], timed: Sequence[str]) -> dict[
     progress = Progress(job.status, runs_of_a_prompt * len(job.prompts))
     plain = job.plain(flags.BATCH_SIZE.value)
     for temperature in degrees:
-        prompts = job.at(temperature)
+        prompts = temperatures.at(temperature, job.prompts)
         texts = acceptance_measure.decode(plain, [request for _, request in prompts], progress)
         section = found["acceptance"].setdefault(f"{temperature:g}", {})
         for name, (_, bound) in job.drafters.items():
@@ -227,7 +215,11 @@ def _summary(job: _Job, degrees: Sequence[float], timed: Sequence[str]) -> dict[
         }
         for temperature in degrees:
             found["speed"][f"{temperature:g}"] = acceptance_speed.measure(
-                decoders, job.at(temperature), _TIMED_REPEATS.value, job.run, job.status
+                decoders,
+                temperatures.at(temperature, job.prompts),
+                _TIMED_REPEATS.value,
+                job.run,
+                job.status,
             )
     return found
 

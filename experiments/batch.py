@@ -40,7 +40,7 @@ from experiments.batch_decoding import Session
 from experiments.experiment import Experiment
 from experiments.help import ours
 from experiments.input_files import InputFile, Line
-from experiments.interrupts import Interrupted, Interrupts
+from experiments.interrupts import Interrupted, Interrupts, until_interrupted
 from experiments.journal import Results
 from experiments.status import Status
 from jspec.config import SpeculationConfig
@@ -92,13 +92,7 @@ class _Job:
 
 def run() -> int:
     """Run the experiment; returns the exit status: 1 if a row ended in an error."""
-    interrupts = Interrupts()
-    with interrupts.handled():
-        try:
-            return _run(interrupts)
-        except Interrupted as interrupted:
-            Status().say("interrupted; run the same command again to go on")
-            return interrupted.status
+    return until_interrupted(_run)
 
 
 def _run(interrupts: Interrupts) -> int:

@@ -5,10 +5,23 @@ from __future__ import annotations
 import contextlib
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import FrameType
 
+from experiments.status import Status
+
 _NUMBERS = (signal.SIGINT, signal.SIGTERM)
+
+
+def until_interrupted(job: Callable[[Interrupts], int]) -> int:
+    """Run a job that can go on later; returns its exit status, or that of the ending signal."""
+    interrupts = Interrupts()
+    with interrupts.handled():
+        try:
+            return job(interrupts)
+        except Interrupted as interrupted:
+            Status().say("interrupted; run the same command again to go on")
+            return interrupted.status
 
 
 class Interrupted(KeyboardInterrupt):

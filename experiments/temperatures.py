@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Sequence
+
 from absl import flags as absl_flags
 
 from experiments import flags
+from experiments.workloads import Workload
 from jspec.errors import require
+from jspec.requests import Request
 
 FLAG = absl_flags.DEFINE_list(
     "temperatures", ["0", "1"], "Everything is measured at each of these temperatures."
@@ -28,3 +33,18 @@ def listed() -> list[float]:
         "name each once",
     )
     return values
+
+
+def at(
+    temperature: float, prompts: Sequence[tuple[Workload, Request]]
+) -> list[tuple[Workload, Request]]:
+    """Return the prompts, asked for at a temperature."""
+    return [
+        (
+            workload,
+            dataclasses.replace(
+                request, sampling=dataclasses.replace(request.sampling, temperature=temperature)
+            ),
+        )
+        for workload, request in prompts
+    ]

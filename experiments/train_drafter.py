@@ -29,7 +29,7 @@ import jspec
 from experiments import environment, flags, journal, models, paths, runs, tree_plot
 from experiments.experiment import Experiment
 from experiments.help import ours
-from experiments.interrupts import Interrupted, Interrupts
+from experiments.interrupts import Interrupts, until_interrupted
 from experiments.status import Status
 from experiments.training import (
     batches,
@@ -87,13 +87,7 @@ class _Job:
 
 def run() -> int:
     """Run the experiment; returns the exit status."""
-    interrupts = Interrupts()
-    with interrupts.handled():
-        try:
-            return _run(interrupts)
-        except Interrupted as interrupted:
-            Status().say("interrupted; run the same command again to go on")
-            return interrupted.status
+    return until_interrupted(_run)
 
 
 def _run(interrupts: Interrupts) -> int:

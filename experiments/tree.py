@@ -73,18 +73,6 @@ class _Job:
     run: Run
     status: Status
 
-    def at(self, temperature: float) -> list[tuple[Workload, Request]]:
-        """Return the prompts at a temperature."""
-        return [
-            (
-                workload,
-                dataclasses.replace(
-                    request, sampling=dataclasses.replace(request.sampling, temperature=temperature)
-                ),
-            )
-            for workload, request in self.requests
-        ]
-
     def decoder(self, drafts: int, tree: Choice | None) -> jspec.Decoder:
         """Return a decoder of one row: with a tree, with a chain, or (0 drafts) plain."""
         speculation = drafters.speculation_of(tree, rounds_per_chunk=64)
@@ -335,7 +323,7 @@ def _all(
     costs = None
     warm: set[tuple[object, ...]] = set()
     for temperature in degrees:
-        requests = job.at(temperature)
+        requests = temperatures.at(temperature, job.requests)
         trees = [Choice("dynamic", (), n, tree_flags.DEPTH, tree_flags.MATCHES) for n in sizes]
         if choice is not None and (choice.kind == "dynamic" or flags.DRAFTER.value == "trained"):
             trees = [choice]
