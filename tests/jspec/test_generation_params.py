@@ -201,7 +201,7 @@ def log_softmax(logits: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.parametrize("name", DRAFTERS)
-@pytest.mark.parametrize("prefill_width", [1, 8, 128])
+@pytest.mark.parametrize("prefill_width", [1, 128])
 def test_log_probabilities_are_the_references(name: str, prefill_width: int) -> None:
     wishes = [WISHES[0], WISHES[1], Wishes()]
     params = [
@@ -261,8 +261,9 @@ def test_logprobs_change_no_token() -> None:
 # --- several samples ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", DRAFTERS)
-@pytest.mark.parametrize("batch_size", [2, 4, 8])
+@pytest.mark.parametrize(
+    ("name", "batch_size"), [("none", 4), ("ngram", 8), ("nearby", 2), ("nearby", 8)]
+)
 def test_samples_share_a_prefill_and_are_those_of_their_seeds(name: str, batch_size: int) -> None:
     sizes = [3, 1, 2]
     prompts = tiny.prompts(4)[1:]

@@ -193,7 +193,7 @@ def _count(tokens: np.ndarray) -> np.ndarray:
 
 @pytest.mark.parametrize(
     ("rule", "gamma", "deterministic"),
-    [(rule, gamma, False) for rule in RULES for gamma in (1, 2, 3, 4)]
+    [(rule, gamma, False) for rule in RULES for gamma in (1, 4)]
     + [(rule, 3, True) for rule in RULES],
 )
 def test_the_first_four_tokens_over_many_rounds(
