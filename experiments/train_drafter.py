@@ -198,9 +198,7 @@ def _train(job: _Job, mesh: Mesh) -> int:
             return
         title = f"{options.KIND.value} for {flags.MODEL.value}"
         for name, content in tree_plot.files(plot.figure(history, title), plot.STEM).items():
-            partial = job.folder / f"{name}.partial"
-            partial.write_bytes(content)
-            partial.replace(job.folder / name)
+            runs.Run(job.folder).write_bytes(name, content)
 
     parameters = methods.count(begun.params)
     status.say(

@@ -132,7 +132,7 @@ def capacity(target: Model, requests: Sequence[Request], scratch: int = 0) -> in
         scratch: slots past it that a round may write: a tree's nodes, whatever their depth.
     """
     longest = max(end(target, request) for request in requests)
-    return -(-(longest + scratch) // 128) * 128
+    return kv.whole_blocks(longest + scratch)
 
 
 def new_state(

@@ -44,6 +44,11 @@ class KVCache:
         return int(self.keys[0].shape[2])
 
 
+def whole_blocks(slots: int) -> int:
+    """Return so many slots rounded up to whole blocks of 128: few shapes, and whole tiles."""
+    return -(-slots // 128) * 128
+
+
 def init(
     config: ModelConfig, batch: int, capacity: int, dtype: DTypeLike, packed: int = 1
 ) -> KVCache:

@@ -21,6 +21,7 @@ from jspec.config import ModelConfig
 from jspec.drafting import BoundDrafter
 from jspec.drafting.draft_model import pruned
 from jspec.drafting.protocol import (
+    MOST_NODES,
     Context,
     Dense,
     Law,
@@ -37,8 +38,6 @@ from jspec.randomness import Purpose
 from jspec.trees import Topology
 from pallas_kernels.dispatch import Kernels
 
-# The root among them: what one round verifies.
-MOST_NODES = 128
 Draws = Literal["top-k", "without-replacement", "independent"]
 
 
@@ -132,10 +131,8 @@ class DraftTreeDrafter(TreeCacheDrafter[DraftTreeParams]):
         # The tokens of the last level were chosen but never run.
         slots = jnp.where(depths[None, :] < levels, node, -1)
         valid &= depths[None, :] <= self.reach(context)[:, None]
-        law: Law = PointMass()
-        if drawn:
-            law = Dense(log_q) if self.draws == "independent" else WithoutReplacement(log_q)
-        return Proposal(tokens[:, 1:], topology, valid[:, 1:], law), TreeCacheState(cache, slots)
+        proposal = Proposal(tokens[:, 1:], topology, valid[:, 1:], law(self.draws, log_q))
+        return proposal, TreeCacheState(cache, slots)
 
     def _independent(
         self, log_q: jax.Array, parents: jax.Array, keys: jax.Array
@@ -152,6 +149,13 @@ class DraftTreeDrafter(TreeCacheDrafter[DraftTreeParams]):
         best, ids = jax.lax.top_k(scores, most)
         parents = jnp.maximum(jnp.asarray(params.topology.parents), 0)
         return ids[:, parents, params.ranks], best[:, parents, params.ranks]
+
+
+def law(draws: Draws, log_q: jax.Array) -> Law:
+    """Return how a tree's children were chosen; `log_q` [B, T, V] is read where they were drawn."""
+    if draws == "top-k":
+        return PointMass()
+    return Dense(log_q) if draws == "independent" else WithoutReplacement(log_q)
 
 
 def static_tree(

@@ -17,14 +17,11 @@ from jspec.config import ModelConfig
 from jspec.drafting import BoundDrafter, chain_draws
 from jspec.drafting.chain_draws import Drafted
 from jspec.drafting.eagle_state import EagleState, EagleStateDrafter
-from jspec.drafting.protocol import Context, Proposal
+from jspec.drafting.protocol import MOST_NODES, Context, Proposal
 from jspec.errors import require
 from jspec.models.eagle import EagleConfig, EagleParams
 from jspec.models.eagle_head import EagleHead
 from pallas_kernels.dispatch import Kernels
-
-# The pending token among them: what one round verifies.
-MOST_NODES = 128
 
 
 @jax.tree_util.register_dataclass

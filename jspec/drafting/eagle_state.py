@@ -26,8 +26,6 @@ from jspec.drafting.protocol import Context, Outcome
 from jspec.models.eagle import EagleParams
 from jspec.models.eagle_head import EagleHead
 
-_BLOCK = 128  # of a cache's slots, see `jspec.admission.capacity`
-
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
@@ -87,7 +85,7 @@ class EagleStateDrafter(Generic[Params]):
     def init(self, batch: int, capacity: int, dtype: DTypeLike) -> EagleState:
         """Return an empty cache, and no features."""
         if self.extra_slots > 0:
-            capacity = -(-(capacity + self.extra_slots) // _BLOCK) * _BLOCK
+            capacity = kv.whole_blocks(capacity + self.extra_slots)
         return EagleState(
             cache=self.head.init_cache(batch, capacity, dtype),
             pending=jnp.zeros((self.head.target_width, batch, self.most), dtype),

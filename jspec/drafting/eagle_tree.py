@@ -20,17 +20,10 @@ from jspec import randomness, sampling, trees
 from jspec.cache import KVCache
 from jspec.config import ModelConfig
 from jspec.drafting import BoundDrafter
-from jspec.drafting.draft_tree import Draws, static_tree
+from jspec.drafting.draft_tree import Draws, law, static_tree
 from jspec.drafting.eagle import checked
 from jspec.drafting.eagle_state import EagleState, EagleStateDrafter
-from jspec.drafting.protocol import (
-    Context,
-    Dense,
-    Law,
-    PointMass,
-    Proposal,
-    WithoutReplacement,
-)
+from jspec.drafting.protocol import Context, Proposal
 from jspec.models.eagle import EagleConfig, EagleParams
 from jspec.models.eagle_head import EagleHead
 from jspec.randomness import Purpose
@@ -134,7 +127,7 @@ class EagleTreeDrafter(EagleStateDrafter[EagleTreeParams]):
         depths = jnp.asarray(params.topology.depths)
         valid = drafted.valid & (depths[None, :] <= self.deepest(true, context)[:, None])
         proposal = Proposal(
-            drafted.tokens[:, 1:], params.topology, valid[:, 1:], self._law(drafted.log_q)
+            drafted.tokens[:, 1:], params.topology, valid[:, 1:], law(self.draws, drafted.log_q)
         )
         return proposal, self.without_guesses(state, cache, true)
 
@@ -194,11 +187,6 @@ class EagleTreeDrafter(EagleStateDrafter[EagleTreeParams]):
             log_q=log_q,
         )
 
-    def _law(self, log_q: jax.Array) -> Law:
-        if self.draws == "top-k":
-            return PointMass()
-        return Dense(log_q) if self.draws == "independent" else WithoutReplacement(log_q)
-
 
 def _run(drafts: int, width: int) -> int:
     """Return E, room for all nodes but a last level's, and for `width` from where a level begins.
@@ -208,20 +196,27 @@ def _run(drafts: int, width: int) -> int:
     return max(drafts + 1, drafts - 1 + width)
 
 
-def _levels(parents: Sequence[int]) -> list[list[int]]:
+def _levels(topology: Topology) -> list[list[int]]:
     """Return the nodes of each level below the root."""
-    depths = trees.from_parents(tuple(parents)).depths
+    depths = np.asarray(topology.depths)
     deepest = int(depths.max())
     return [np.flatnonzero(depths == depth).tolist() for depth in range(1, deepest + 1)]
 
 
-def _params(head: EagleParams, parents: Sequence[int], width: int) -> EagleTreeParams:
-    """Return what a tree's drafter runs with."""
-    levels, size = _levels(parents), len(parents)
+def _params(
+    head: EagleParams,
+    parents: Sequence[int],
+    topology: Topology,
+    ranks: np.ndarray,
+    levels: list[list[int]],
+    width: int,
+) -> EagleTreeParams:
+    """Return what a tree's drafter runs with; `topology` and `ranks` are `static_tree`'s."""
+    size = len(parents)
     most = max(map(len, levels))
     shape = (len(levels), most)
     nodes, lanes = np.full(shape, size, np.int32), np.zeros(shape, np.int32)
-    ranks, first = np.zeros(shape, np.int32), np.zeros(len(levels), np.int32)
+    of_level, first = np.zeros(shape, np.int32), np.zeros(len(levels), np.int32)
     place = {0: 0}
     above = [0]
     for index, level in enumerate(levels):
@@ -229,20 +224,17 @@ def _params(head: EagleParams, parents: Sequence[int], width: int) -> EagleTreeP
         place |= {node: len(place) + lane for lane, node in enumerate(level)}
         nodes[index, : len(level)] = level
         lanes[index, : len(level)] = [above.index(parents[node]) for node in level]
-        ranks[index, : len(level)] = [list(parents[:node]).count(parents[node]) for node in level]
+        of_level[index, : len(level)] = ranks[level]
         above = level
     scratch = [0] * _run(size - 1, width)
     scratch[0] = -1
     for node, slot in place.items():
         if node > 0:
             scratch[slot] = place[parents[node]]
-    # A tree that happens to be a chain is verified as a tree's drafts ask for, and by the program
-    # of every tree of its sizes.
-    topology, run = (
-        dataclasses.replace(jax.tree.map(jnp.asarray, trees.from_parents(tree)), is_chain=False)
-        for tree in (tuple(parents), tuple(scratch))
-    )
-    arrays = map(jnp.asarray, (first, nodes, lanes, ranks))
+    run = jax.tree.map(jnp.asarray, trees.from_parents(tuple(scratch)))
+    # As `static_tree` does: the program of every tree of its sizes.
+    run = dataclasses.replace(run, is_chain=False)
+    arrays = map(jnp.asarray, (first, nodes, lanes, of_level))
     return EagleTreeParams(head, topology, run, *arrays)
 
 
@@ -269,14 +261,14 @@ def eagle_tree(
             children of a node than the head has tokens.
     """
     head = EagleHead(checked(target_config, config), kernels)
-    static_tree(parents, config.layer.vocab_size, draws)
-    levels = _levels(parents)
+    topology, places = static_tree(parents, config.layer.vocab_size, draws)
+    levels, ranks = _levels(topology), np.asarray(places)
     width = max([len(level) for level in levels[:-1]], default=1)
-    children = max(list(parents).count(node) for node in range(len(parents)))
+    children = int(ranks.max()) + 1
     drafts = len(parents) - 1
     return BoundDrafter(
         f"{config.kind}-tree-{drafts}",
         EagleTreeDrafter(head, len(levels) + 1, drafts, width, children, draws),
-        _params(params, parents, width),
+        _params(params, parents, topology, ranks, levels, width),
         drafts=drafts,
     )

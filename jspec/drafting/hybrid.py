@@ -19,13 +19,12 @@ import jax.numpy as jnp
 from jspec import trees
 from jspec.drafting import BoundDrafter
 from jspec.drafting.hybrid_state import (
-    MOST_NODES,
     HybridState,
     HybridStateDrafter,
     hidden_size,
 )
 from jspec.drafting.ngram import NGramDrafter
-from jspec.drafting.protocol import Context, Dense, Law, PointMass, Proposal
+from jspec.drafting.protocol import MOST_NODES, Context, Dense, Law, PointMass, Proposal
 from jspec.errors import require
 
 _WINDOW = 64

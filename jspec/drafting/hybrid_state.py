@@ -17,9 +17,7 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 
 from jspec.drafting import BoundDrafter
-from jspec.drafting.protocol import Context, Drafter, Outcome
-
-MOST_NODES = 128  # of a round, the pending token among them
+from jspec.drafting.protocol import MOST_NODES, Context, Drafter, Outcome
 
 
 @jax.tree_util.register_dataclass

@@ -16,13 +16,12 @@ import jax.numpy as jnp
 from jspec import trees
 from jspec.drafting import BoundDrafter, expansion
 from jspec.drafting.hybrid_state import (
-    MOST_NODES,
     HybridState,
     HybridStateDrafter,
     hidden_size,
 )
 from jspec.drafting.ngram_tree import NGramTreeDrafter, ngram_tree
-from jspec.drafting.protocol import Context, PointMass, Proposal
+from jspec.drafting.protocol import MOST_NODES, Context, PointMass, Proposal
 from jspec.errors import require, require_integer
 
 

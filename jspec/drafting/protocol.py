@@ -16,6 +16,9 @@ from jspec import edits
 from jspec.sampling import RowSampling
 from jspec.trees import Topology
 
+# What one round verifies at most, the pending token among them (`SpeculationConfig.gamma`).
+MOST_NODES = 128
+
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)

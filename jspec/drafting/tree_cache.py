@@ -21,8 +21,6 @@ from jspec.drafting.protocol import Context, Outcome
 from jspec.models.parameters import TransformerParams
 from jspec.models.transformer import Transformer
 
-_BLOCK = 128  # of a cache's slots, see `jspec.admission.capacity`
-
 
 class DraftModelParams(Protocol):
     """Parameters of a drafter with a model."""
@@ -77,7 +75,7 @@ class TreeCacheDrafter(Generic[Params]):
         """Return an empty cache."""
         missing = self.scratch - (self.nodes + 1)
         if missing > 0:  # the loop's capacity has room for the tree's nodes alone
-            capacity = -(-(capacity + missing) // _BLOCK) * _BLOCK
+            capacity = kv.whole_blocks(capacity + missing)
         cache = self.model.init_cache(batch, capacity, dtype)
         return TreeCacheState(cache, jnp.zeros((batch, self.nodes + 1), jnp.int32))
 

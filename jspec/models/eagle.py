@@ -21,6 +21,7 @@ from typing import Any, Literal
 import jax
 
 from jspec.config import ModelConfig
+from jspec.models import parameters
 from jspec.models.parameters import LayerParams, TensorSpec
 
 EagleKind = Literal["eagle", "eagle3"]
@@ -87,25 +88,14 @@ def declare(config: EagleConfig) -> EagleParams:
     What the target lends are embedding and head; the vocabulary is no trained tensor.
     """
     c = config.layer
-    d, f, h = c.hidden_size, c.intermediate_size, c.head_dim
+    d = c.hidden_size
     fused = config.kind == "eagle3"
     norm = TensorSpec((d,), (None,), "ones")
     inputs = 2 * d if fused else d
-    layer = LayerParams(
-        attention_norm=None,
-        qkv=TensorSpec(
-            (c.num_kv_heads, c.queries_per_kv + 2, h, inputs), ("kv_heads", None, None, "embed")
-        ),
-        qkv_bias=(
-            TensorSpec((c.num_kv_heads, c.queries_per_kv + 2, h), ("kv_heads", None, None), "zeros")
-            if c.attention_bias
-            else None
-        ),
-        attention_out=TensorSpec((d, c.num_heads * h), ("embed", "heads")),
-        mlp_norm=norm,
-        gate_up=TensorSpec((2, f, d), (None, "mlp", "embed")),
-        down=TensorSpec((d, f), ("embed", "mlp")),
-    )
+    # A decoder layer like any other, but for what its attention reads.
+    (layer,) = parameters.declare(c).layers
+    qkv = dataclasses.replace(layer.qkv, shape=(*layer.qkv.shape[:-1], inputs))
+    layer = dataclasses.replace(layer, attention_norm=None, qkv=qkv)
     features = len(config.feature_layers) * d
     return EagleParams(
         fc=TensorSpec((d, features if fused else d + features), ("embed", None)),

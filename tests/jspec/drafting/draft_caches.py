@@ -18,6 +18,7 @@ from jspec.models.parameters import TransformerParams
 from jspec.models.transformer import Transformer
 from jspec.requests import Request
 from jspec.sampling_params import SamplingParams
+from jspec.state import DecodeState
 from tests import tiny
 
 NEW = 30
@@ -44,6 +45,20 @@ def fill(functions: Transformer, params: TransformerParams, tokens: jax.Array) -
     return functions.forward(params, tokens, cache, trees.chain(width - 1))[1]
 
 
+def prefilled(decoder: Decoder, asked: Sequence[Request]) -> DecodeState:
+    """Return the state of a decoder's rows before their first round."""
+    drafter = decoder.drafter
+    assert drafter is not None
+    return run_prefill(
+        target=decoder.target.functions,
+        drafter=drafter.drafter,
+        width=32,
+        params=decoder.target.params,
+        drafter_params=drafter.params,
+        state=decoder.new_state(asked),
+    )
+
+
 def check_caches(target: Model, bound: BoundDrafter, asked: Sequence[Request]) -> None:
     """Check target's and drafter's caches after each of some rounds.
 
@@ -53,14 +68,7 @@ def check_caches(target: Model, bound: BoundDrafter, asked: Sequence[Request]) -
         asked: one request a row, longer than the rounds take.
     """
     decoder = Decoder(target, bound, batch_size=len(asked))
-    state = run_prefill(
-        target=target.functions,
-        drafter=bound.drafter,
-        width=32,
-        params=target.params,
-        drafter_params=bound.params,
-        state=decoder.new_state(asked),
-    )
+    state = prefilled(decoder, asked)
     seen = set()
     for _ in range(ROUNDS):
         state, _ = run_chunk(

@@ -24,13 +24,14 @@ from jspec.drafting.hybrid_tree import _merged, hybrid_tree
 from jspec.drafting.medusa import medusa, medusa_tree
 from jspec.drafting.protocol import Context, Dense, PointMass, Proposal
 from jspec.errors import InputError
-from jspec.generation import Decoder, run_chunk, run_prefill
+from jspec.generation import Decoder, run_chunk
 from jspec.models.medusa import MedusaConfig, MedusaParams
 from jspec.requests import Request
 from jspec.sampling_params import SamplingParams
 from jspec.state import DecodeState
 from jspec.trees import from_parents
 from tests import tiny, tiny_eagle
+from tests.jspec.drafting import draft_caches
 from tests.tiny_eagle import TARGET, VOCAB
 
 GAMMA = 4
@@ -95,15 +96,7 @@ def context(state: DecodeState) -> Context:
 
 def prefilled(bound: BoundDrafter, asked: list[Request], gamma: int) -> tuple[Decoder, Any]:
     decoder = Decoder(TARGET, bound, SpeculationConfig(gamma), batch_size=len(asked))
-    state = run_prefill(
-        target=TARGET.functions,
-        drafter=bound.drafter,
-        width=32,
-        params=TARGET.params,
-        drafter_params=bound.params,
-        state=decoder.new_state(asked),
-    )
-    return decoder, state
+    return decoder, draft_caches.prefilled(decoder, asked)
 
 
 def drafts_of_head(bound: BoundDrafter, given: Context, state: Any, gamma: int) -> Proposal:

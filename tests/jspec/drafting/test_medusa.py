@@ -17,11 +17,12 @@ from jspec.decoding import Program
 from jspec.drafting import BoundDrafter
 from jspec.drafting.medusa import medusa, medusa_tree
 from jspec.errors import InputError
-from jspec.generation import Decoder, run_chunk, run_prefill
+from jspec.generation import Decoder, run_chunk
 from jspec.models import medusa as model
 from jspec.models.medusa import MedusaConfig, MedusaParams
 from jspec.sampling_params import SamplingParams
 from tests import table_models, tiny
+from tests.jspec.drafting import draft_caches
 from tests.jspec.drafting.draft_caches import NEW, requests
 
 TARGET = tiny.model()
@@ -175,14 +176,7 @@ def test_the_state_is_the_target_s_feature_after_every_round() -> None:
     bound = medusa_tree(bound.drafter.config, bound.params, TREE)  # type: ignore[attr-defined]
     asked = requests()
     decoder = Decoder(TARGET, bound, batch_size=len(asked))
-    state = run_prefill(
-        target=TARGET.functions,
-        drafter=bound.drafter,
-        width=32,
-        params=TARGET.params,
-        drafter_params=bound.params,
-        state=decoder.new_state(asked),
-    )
+    state = draft_caches.prefilled(decoder, asked)
     oracle = tiny.to_numpy(TARGET.config, TARGET.params)
     checked = 0
     for _ in range(4):

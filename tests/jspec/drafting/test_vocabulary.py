@@ -21,11 +21,12 @@ from jspec.drafting.draft_tree import draft_tree
 from jspec.drafting.dynamic_tree import dynamic_draft_tree
 from jspec.drafting.vocabulary import checked, most_frequent, prune, spread
 from jspec.errors import InputError
-from jspec.generation import Decoder, run_prefill
+from jspec.generation import Decoder
 from jspec.quantization import quantize_matrix
 from jspec.requests import Request
 from jspec.sampling_params import SamplingParams
 from tests import chi_square, tiny
+from tests.jspec.drafting import draft_caches
 
 TARGET = tiny.model()
 NEARBY = tiny.nearby(TARGET.params, 0.1)
@@ -70,14 +71,7 @@ def proposed(decoder: Decoder, requests: list[Request]) -> tuple[np.ndarray, np.
     """Return the first round's drafts [B, K] and which of them are any."""
     bound = decoder.drafter
     assert bound is not None
-    state = run_prefill(
-        target=TARGET.functions,
-        drafter=bound.drafter,
-        width=32,
-        params=TARGET.params,
-        drafter_params=bound.params,
-        state=decoder.new_state(requests),
-    )
+    state = draft_caches.prefilled(decoder, requests)
 
     @functools.partial(jax.jit, static_argnames="program")
     def propose(program: Program, params: Any, state: Any) -> Any:
