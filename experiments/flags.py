@@ -54,7 +54,7 @@ DRAFTER = flags.DEFINE_enum(
 TRAINED = flags.DEFINE_string(
     "trained",
     None,
-    "Trained drafter: eagle3, medusa or draft, which come with jspec for smollm2; or a directory "
+    "Trained drafter: eagle, medusa or draft, which come with jspec for smollm2; or a directory "
     "with EAGLE, EAGLE-3 or Medusa heads or a draft model; for --drafter=trained.",
 )
 LOOKUP = flags.DEFINE_boolean(

@@ -177,8 +177,7 @@ def _train(job: _Job, mesh: Mesh) -> int:
     begun = methods.start(
         wish,
         target,
-        shards.counts(data.train, target.config.vocab_size),
-        shards.sizes(data.train),
+        data.train,
         job.sampling.seed or 0,
     )
     asked = measuring.requests(

@@ -28,7 +28,7 @@ from jspec.models.medusa import MedusaConfig
 from pallas_kernels.dispatch import Kernels
 
 # What comes with jspec, for SmolLM2-135M-Instruct.
-SHIPPED = ("eagle3", "medusa", "draft")
+SHIPPED = ("eagle", "medusa", "draft")
 _FOLDER = Path(__file__).parent / "drafters"
 _GIVE = f"give {', '.join(SHIPPED)}, or the directory of a trained drafter"
 
@@ -78,7 +78,7 @@ def load_drafter(
 
     Args:
         target: what is drafted for; it lends embedding and head where the drafter has none.
-        name: "eagle3", "medusa" or "draft", which come with jspec and are for
+        name: "eagle", "medusa" or "draft", which come with jspec and are for
             SmolLM2-135M-Instruct; or a directory: an EAGLE, EAGLE-3 or Medusa head as published
             (safetensors), or a draft model.
         tree: the parents of a static tree's nodes, as `jspec.tree_shapes` makes them; "dynamic"

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from jspec.model import Model
-from jspec.models.eagle import EagleConfig, EagleKind, EagleParams, declare
+from jspec.models.eagle import EagleConfig, EagleParams, declare
 from jspec.models.parameters import is_spec
 from tests import tiny
 from tests.oracles import numpy_eagle, numpy_llama
 from tests.oracles.numpy_llama import Array
 
 VOCAB = 8
-KINDS: tuple[EagleKind, ...] = ("eagle", "eagle3")
+# "lower" is an "eagle" head that reads lower layers too.
+Variant = Literal["eagle", "eagle3", "lower"]
+KINDS: tuple[Variant, ...] = ("eagle", "eagle3", "lower")
 # So few tokens that a random head's drafts are often accepted.
 CONFIG = dataclasses.replace(tiny.CONFIG, vocab_size=VOCAB, max_context=128)
 TARGET = Model("tiny", CONFIG, tiny.params(CONFIG, seed=3), None, ())
@@ -25,7 +28,7 @@ CONTEXT = 64  # of the heads
 KNOWN = (0, 2, 3, 5, 6, 7)
 
 
-def config(kind: EagleKind) -> EagleConfig:
+def config(kind: Variant) -> EagleConfig:
     """Return a head's configuration; "eagle3" has a vocabulary of its own.
 
     Its context is shorter than the target's.
@@ -38,12 +41,12 @@ def config(kind: EagleKind) -> EagleConfig:
         max_context=CONTEXT,
         vocab_size=len(KNOWN) if fused else VOCAB,
     )
-    layers = (0, 1, 2) if fused else (2,)  # two layers, and the normed output
-    return EagleConfig(kind, layer, layers, fc_bias=not fused)
+    layers = (2,) if kind == "eagle" else (0, 1, 2)  # two layers, and the normed output
+    return EagleConfig("eagle3" if fused else "eagle", layer, layers, fc_bias=not fused)
 
 
 @functools.cache
-def params(kind: EagleKind) -> EagleParams:
+def params(kind: Variant) -> EagleParams:
     """Return random float32 parameters, with the target's embedding and head.
 
     Of some seeds this one's drafts are accepted well.
@@ -67,7 +70,7 @@ def params(kind: EagleKind) -> EagleParams:
 
 
 @functools.cache
-def to_numpy(kind: EagleKind) -> numpy_eagle.Head:
+def to_numpy(kind: Variant) -> numpy_eagle.Head:
     """Return the float64 reference with the same weights."""
     layer = config(kind).layer
     given = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), params(kind))
@@ -77,13 +80,13 @@ def to_numpy(kind: EagleKind) -> numpy_eagle.Head:
         return part.reshape(-1, part.shape[-1])
 
     return numpy_eagle.Head(
-        kind=kind,
+        kind=config(kind).kind,
         fc=given.fc,
         fc_bias=given.fc_bias,
         embedding_norm=given.embedding_norm,
         feature_norm=given.feature_norm,
         layer=numpy_llama.Layer(
-            input_norm=np.ones(0),
+            input_norm=np.ones(0) if own.attention_norm is None else own.attention_norm,
             q=rows(own.qkv[:, :per]),
             k=rows(own.qkv[:, per]),
             v=rows(own.qkv[:, per + 1]),
@@ -96,16 +99,17 @@ def to_numpy(kind: EagleKind) -> numpy_eagle.Head:
         norm=given.norm,
         embedding=given.embedding,
         head=given.head,
-        vocabulary=range(VOCAB) if kind == "eagle" else KNOWN,
+        vocabulary=KNOWN if kind == "eagle3" else range(VOCAB),
         num_heads=layer.num_heads,
         num_kv_heads=layer.num_kv_heads,
         head_dim=layer.head_dim,
         eps=layer.norm_eps,
         theta=layer.rope.theta,
+        fuse=given.fuse,
     )
 
 
-def features(kind: EagleKind, tokens: list[int]) -> Array:
+def features(kind: Variant, tokens: list[int]) -> Array:
     """Return the target's features [T, width] at some tokens, by the float64 reference."""
     target = tiny.to_numpy(CONFIG, TARGET.params)
     _, residuals = target.run(tokens)

@@ -126,10 +126,20 @@ def _feed_forward(
     return x + product(gated(gate, up, config.activation), layer.down, dtype)
 
 
-def fuse(params: EagleParams, features: jax.Array, dtype: jnp.dtype) -> jax.Array:
-    """Return EAGLE-3's fused features [N, W, D] of low, middle and high ones [N, W, 3 * D]."""
-    fused = product(features, params.fc, dtype)
-    return fused if params.fc_bias is None else fused + _broad(params.fc_bias, fused)
+def fuse(
+    config: EagleConfig, params: EagleParams, features: jax.Array, dtype: jnp.dtype
+) -> jax.Array:
+    """Return features [N, W, D] to go on with, of the target's [N, W, F * D]."""
+    if config.kind == "eagle3":
+        fused = product(features, params.fc, dtype)
+        return fused if params.fc_bias is None else fused + _broad(params.fc_bias, fused)
+    if params.fuse is None:
+        return features
+    d = config.layer.hidden_size
+    lower = features[..., :-d]
+    split = lower.reshape(*lower.shape[:-1], -1, d)
+    normed = rms_norm(split, jnp.ones(d, jnp.float32), config.layer.norm_eps)
+    return features[..., -d:] + product(normed.reshape(lower.shape), params.fuse, dtype)
 
 
 def eagle_step(
@@ -170,7 +180,8 @@ def eagle_step(
         residual = product(jnp.concatenate([embedded, features], axis=-1), params.fc, dtype)
         if params.fc_bias is not None:
             residual = residual + _broad(params.fc_bias, residual)
-        inputs = residual
+        norm = layer.attention_norm
+        inputs = residual if norm is None else rms_norm(residual, norm, c.norm_eps)
     query, key, value = _project(c, layer, inputs, step, dtype)
     mine = (key, value)
     mixed = _attend(c, query, mine, ()) if past is None else _attend(c, query, past, (*own, mine))

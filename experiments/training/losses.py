@@ -25,8 +25,6 @@ _MOST_KEPT = 1 << 27
 Kind = Literal["eagle", "eagle3", "medusa", "draft-model"]
 # A later step counts so much less than the one before (EAGLE-3's and Medusa's authors).
 _FALL = 0.8
-# EAGLE-1: the features' error counts beside a cross-entropy of weight 0.1.
-_FEATURE_WEIGHT, _TOKEN_WEIGHT = 1.0, 0.1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,12 +36,14 @@ class Method:
         config: of the drafter.
         steps: drafts in a row that are trained; Medusa has one a head, a draft model one.
         dtype: of products, "float32" or "bfloat16".
+        feature_weight: of the features' error of an "eagle" head, beside the cross-entropy's 1.
     """
 
     kind: Kind
     config: EagleConfig | MedusaConfig | ModelConfig
     steps: int
     dtype: str = "float32"
+    feature_weight: float = 0.0
 
 
 @jax.tree_util.register_dataclass
@@ -54,14 +54,14 @@ class Frozen:
     Attributes:
         embedding: [V, D].
         head: [Vd, D], the target's rows of the draft vocabulary.
-        scale: [F * D] float32, one over the typical size of each of its features: an EAGLE-3 head's
-            linear map is trained for features of size 1, since theirs differ a hundredfold; None
-            for what reads no features of several layers.
+        scale: by name of a linear map of the drafter's that reads features ("fc", "fuse"), float32
+            [inputs], one over the typical size of each: the map is trained for inputs of size 1,
+            since theirs differ a hundredfold.
     """
 
     embedding: Any
     head: Any
-    scale: Any = None
+    scale: Any = dataclasses.field(default_factory=dict)
 
 
 @jax.tree_util.register_dataclass
@@ -120,15 +120,14 @@ def loss(method: Method, params: Any, frozen: Frozen, batch: Batch) -> tuple[jax
 
 
 def folded(params: Any, frozen: Frozen) -> Any:
-    """Return a drafter's own parameters as it drafts with them: `Frozen.scale` goes into the map.
+    """Return a drafter's own parameters as it drafts with them: `Frozen.scale` goes into the maps.
 
     Args:
         params: as trained.
         frozen: that they were trained with, on the same devices.
     """
-    if frozen.scale is None:
-        return params
-    return dataclasses.replace(params, fc=params.fc * frozen.scale[None, :])
+    scaled = {name: getattr(params, name) * scale[None, :] for name, scale in frozen.scale.items()}
+    return dataclasses.replace(params, **scaled) if scaled else params
 
 
 def _ahead(array: jax.Array, places: int) -> jax.Array:
@@ -181,10 +180,11 @@ def _eagle(method: Method, params: Any, frozen: Frozen, batch: Batch) -> tuple[j
     lent = {"embedding": frozen.embedding, "head": frozen.head}
     params = dataclasses.replace(folded(params, frozen), **lent)
     final = batch.final.astype(jnp.float32)
-    if config.kind == "eagle3":
-        features = heads.fuse(params, batch.layers.astype(jnp.float32), dtype)
-    else:
-        features = final
+    given = final
+    if len(config.feature_layers) > 1:
+        lower = batch.layers.astype(jnp.float32)
+        given = lower if config.kind == "eagle3" else jnp.concatenate([lower, final], axis=-1)
+    features = heads.fuse(config, params, given, dtype)
     p = _targets(frozen, batch, dtype)
     regression = jnp.float32(0)
     past: heads.Pair | None = None
@@ -222,7 +222,7 @@ def _eagle(method: Method, params: Any, frozen: Frozen, batch: Batch) -> tuple[j
             regression = regression + mean * jnp.float32(_FALL**step)
     total, metrics = _total(parts)
     if config.kind == "eagle":
-        total = _FEATURE_WEIGHT * regression + _TOKEN_WEIGHT * total
+        total = total + jnp.float32(method.feature_weight) * regression
     return total, metrics
 
 

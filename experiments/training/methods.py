@@ -10,7 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from experiments.training import starts
+from experiments.training import linear, shards, starts
+from experiments.training.batches import Corpus
 from experiments.training.losses import Frozen, Kind, Method
 from jspec.config import ModelConfig
 from jspec.drafting import vocabulary as vocabularies
@@ -45,6 +46,8 @@ class Wish:
         layers: of the target, that a draft model begins with.
         vocabulary: Vd, tokens that can be proposed; 0 for all.
         dtype: of products.
+        lower: an "eagle" head reads low, middle and high layers too.
+        feature_weight: of the features' error of an "eagle" head.
     """
 
     kind: Kind
@@ -52,6 +55,8 @@ class Wish:
     layers: tuple[int, ...]
     vocabulary: int
     dtype: str
+    lower: bool = False
+    feature_weight: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,8 +116,7 @@ def default_layers(config: ModelConfig) -> tuple[int, ...]:
 def start(
     wish: Wish,
     target: Model,
-    counts: np.ndarray[Any, Any],
-    sizes: np.ndarray[Any, Any],
+    train: Corpus,
     seed: int,
 ) -> Start:
     """Return a drafter before its first step.
@@ -120,9 +124,8 @@ def start(
     Args:
         wish: what it is.
         target: what it drafts for.
-        counts: [V] how often each token comes in the training text; the most frequent ones are the
-            draft vocabulary.
-        sizes: [F * D] float32, typical size of each feature that an EAGLE-3 head reads.
+        train: what it is trained on: the most frequent tokens are the draft vocabulary, and an
+            "eagle" head begins with the linear maps that fit best.
         seed: of random weights.
 
     Raises:
@@ -133,32 +136,60 @@ def start(
     real = config.vocab_size if config.token_count is None else config.token_count
     size = real if wish.vocabulary == 0 else min(wish.vocabulary, real)
     whole = size == config.vocab_size
-    ids = vocabularies.most_frequent(counts[:real], size)
+    ids = vocabularies.most_frequent(shards.counts(train, config.vocab_size)[:real], size)
     own = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), target.params)
     head = own.embedding if own.head is None else own.head
-    scale = jnp.asarray(1 / sizes) if wish.kind == "eagle3" else None
     rows = head if whole else jnp.take(head, jnp.asarray(ids), axis=0)
-    frozen = Frozen(own.embedding, rows, scale)
-    drafter, params = _begin(wish, config, own, size, jax.random.key(seed))
+    key = jax.random.key(seed)
+    drafter: EagleConfig | MedusaConfig | ModelConfig
+    if wish.kind in ("eagle", "eagle3"):
+        drafter, params, scale = _eagle(wish, config, own, size, key, train)
+        frozen = Frozen(own.embedding, rows, scale)
+    else:
+        drafter, params = _begin(wish, config, own, size)
+        frozen = Frozen(own.embedding, rows)
     steps = 1 if wish.kind == "draft-model" else wish.drafts
-    method = Method(wish.kind, drafter, steps, wish.dtype)
+    method = Method(wish.kind, drafter, steps, wish.dtype, wish.feature_weight)
     return Start(method, starts.copied(params), frozen, None if whole else ids, ids)
 
 
 def _begin(
-    wish: Wish, config: ModelConfig, own: TransformerParams, size: int, key: jax.Array
-) -> tuple[EagleConfig | MedusaConfig | ModelConfig, Any]:
+    wish: Wish, config: ModelConfig, own: TransformerParams, size: int
+) -> tuple[MedusaConfig | ModelConfig, Any]:
     if wish.kind == "medusa":
         heads = MedusaConfig(wish.drafts, 1, config.hidden_size, size, config.num_layers)
         return heads, starts.medusa_heads(heads)
-    if wish.kind == "draft-model":
-        return starts.draft_model(config, own, wish.layers)
+    return starts.draft_model(config, own, wish.layers)
+
+
+def _eagle(
+    wish: Wish,
+    config: ModelConfig,
+    own: TransformerParams,
+    size: int,
+    key: jax.Array,
+    train: Corpus,
+) -> tuple[EagleConfig, Any, dict[str, Any]]:
+    """Return an EAGLE head at its start, and `Frozen.scale`."""
     layer = dataclasses.replace(
         config, num_layers=1, vocab_size=size, token_count=None, tie_embeddings=False
     )
-    layers = feature_layers(config) if wish.kind == "eagle3" else (config.num_layers,)
-    drafter = EagleConfig(wish.kind, layer, layers)
-    return drafter, starts.eagle_head(drafter, own, key)
+    lower = feature_layers(config)
+    if wish.kind == "eagle3":
+        drafter = EagleConfig("eagle3", layer, lower)
+        params = starts.eagle_head(drafter, own, key)
+        return drafter, params, {"fc": jnp.asarray(1 / shards.sizes(train))}
+    drafter = EagleConfig("eagle", layer, (*(lower if wish.lower else ()), config.num_layers))
+    embedding, eps = np.asarray(own.embedding), layer.norm_eps
+    of_feature, of_lower = linear.sizes(train, eps)
+    of_embedding = np.sqrt(np.mean(embedding * embedding, axis=0) + 1e-12)
+    sizes = {"fc": np.concatenate([of_embedding, of_feature])}
+    if wish.lower:
+        sizes["fuse"] = of_lower
+    scale = {name: (1 / size).astype(np.float32) for name, size in sizes.items()}
+    maps = linear.maps(train, embedding, scale, eps)
+    params = starts.eagle_head(drafter, own, key, maps, of_feature)
+    return drafter, params, jax.tree.map(jnp.asarray, scale)
 
 
 def count(params: Any) -> int:

@@ -47,6 +47,12 @@ PROMPT_WEIGHT = absl_flags.DEFINE_float(
 DRAFTS = absl_flags.DEFINE_integer(
     "drafts", 4, "Drafts in a row that a head is trained for; of medusa, its heads."
 )
+LOWER = absl_flags.DEFINE_bool(
+    "lower_layers", False, "An eagle head reads low, middle and high layers too, as eagle3 does."
+)
+FEATURE_WEIGHT = absl_flags.DEFINE_float(
+    "feature_weight", 0.1, "What an eagle head's error of features counts beside its guesses'."
+)
 LAYERS = absl_flags.DEFINE_list(
     "layers", [], "Target layers that a draft-model begins with; else the first and the last."
 )
@@ -98,7 +104,13 @@ def check() -> None:
         _require(share, fits, "is outside [0, 1]", "give a share of 1")
     require(flags.GAMMA.value >= 1, "gamma", flags.GAMMA.value, "drafts nothing", "give at least 1")
     draft_model = KIND.value == "draft-model"
-    for flag, used in ((LAYERS, draft_model), (DRAFTS, not draft_model)):
+    eagle = KIND.value == "eagle"
+    for flag, used in (
+        (LAYERS, draft_model),
+        (DRAFTS, not draft_model),
+        (LOWER, eagle),
+        (FEATURE_WEIGHT, eagle),
+    ):
         require(
             used or not flag.present,
             flag.name,
@@ -130,7 +142,15 @@ def wish(default_layers: tuple[int, ...]) -> Wish:
     """
     layers = tuple(flags.listed(LAYERS.name, LAYERS.value, int)) or default_layers
     kind = cast("Kind", KIND.value)
-    return Wish(kind, DRAFTS.value, layers, DRAFT_VOCAB.value, TRAIN_DTYPE.value)
+    return Wish(
+        kind,
+        DRAFTS.value,
+        layers,
+        DRAFT_VOCAB.value,
+        TRAIN_DTYPE.value,
+        LOWER.value,
+        FEATURE_WEIGHT.value,
+    )
 
 
 def recipe() -> Recipe:

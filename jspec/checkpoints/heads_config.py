@@ -23,6 +23,8 @@ Kind = Literal["eagle", "eagle3", "medusa", "draft-model"]
 
 OTHER = "use a drafter that was trained for this target"
 _LAYERS = "eagle_aux_hidden_state_layer_ids"
+# Ours, of an EAGLE head that reads more than the normed output: layers whose outputs it adds.
+_LOWER = "lower_layers"
 _ARCHITECTURES: dict[Kind, tuple[str, ...]] = {
     "eagle": ("LlamaForCausalLMEagle", "EagleLlamaForCausalLM", "LlamaForCausalLM"),
     "eagle3": ("LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM", "LlamaForCausalLM"),
@@ -144,8 +146,27 @@ def read_eagle(
         OTHER,
     )
     layer = dataclasses.replace(layer, vocab_size=known, tie_embeddings=False)
-    layers = (target.num_layers,) if kind == "eagle" else _feature_layers(config, target)
+    layers = _lower(config, target) if kind == "eagle" else _feature_layers(config, target)
     return EagleConfig(kind, layer, layers, fc_bias)
+
+
+def _lower(config: Mapping[str, Any], target: ModelConfig) -> tuple[int, ...]:
+    """Return the layers that an EAGLE head reads, the normed output last; published ones no other.
+
+    Raises:
+        InputError: they are no layers of the target's.
+    """
+    given = config.get(_LOWER, [])
+    require(
+        isinstance(given, list)
+        and all(isinstance(i, int) and not isinstance(i, bool) for i in given)
+        and all(0 <= i < target.num_layers for i in given),
+        _LOWER,
+        given,
+        f"is no list of layers of the target's, 0..{target.num_layers - 1}",
+        OTHER,
+    )
+    return *given, target.num_layers
 
 
 def _feature_layers(config: Mapping[str, Any], target: ModelConfig) -> tuple[int, ...]:
@@ -262,6 +283,8 @@ def write(
         whole = dataclasses.replace(config.layer, vocab_size=target.vocab_size, token_count=None)
         fields = _llama(whole) | {"architectures": [_ARCHITECTURES[kind][0]]}
         fields["bias"] = config.fc_bias
+        if kind == "eagle" and len(config.feature_layers) > 1:
+            fields[_LOWER] = list(config.feature_layers[:-1])
         if kind == "eagle3":
             fields["draft_vocab_size"] = known
             fields["eagle_config"] = {

@@ -68,7 +68,12 @@ def _eagle(config: EagleConfig) -> Layout:
     shapes["fc.weight"] = declared.fc.shape
     pieces = assembly.block_plan(layer, prefix, "layer.")
     pieces["fc"] = [Piece("fc.weight", 0, d, ())]
+    if declared.fuse is not None:
+        shapes["fuse.weight"] = declared.fuse.shape
+        pieces["fuse"] = [Piece("fuse.weight", 0, d, ())]
     vectors = {"layer.mlp_norm": f"{prefix}post_attention_layernorm.weight"}
+    if declared.layer.attention_norm is not None:
+        vectors["layer.attention_norm"] = f"{prefix}input_layernorm.weight"
     if config.fc_bias:
         vectors["fc_bias"] = "fc.bias"
     if fused:

@@ -6,7 +6,9 @@ head's own output of the entry before stands for them.
 
 EAGLE (Li et al. 2024, arXiv 2401.15077; EAGLE-2, arXiv 2406.16858, drafts other trees with the same
 head): the feature is what the target's head reads; a linear map joins it with the embedding, the
-layer has no norm before its attention, and its output is read by the target's head.
+layer has no norm before its attention, and its output is read by the target's head. Ours may read
+lower layers too, as EAGLE-3 heads do: a linear map of their outputs, each normed without weights,
+is added to the feature, and the attention reads its input normed.
 
 EAGLE-3 (Li et al. 2025, arXiv 2503.01840): the features of a low, a middle and a high layer are
 fused by a linear map; the attention reads embedding and feature, each normed, side by side; a norm
@@ -36,7 +38,7 @@ class EagleConfig:
         layer: of its decoder layer, as a model of one layer; `vocab_size` is Vd, the tokens that it
             can propose, and `hidden_size` D, which is the target's.
         feature_layers: target layers whose outputs it reads; the target's number of layers stands
-            for the normed output, which its head reads.
+            for the normed output, which its head reads, and is the last or only one of "eagle".
         fc_bias: the linear map has a bias.
     """
 
@@ -57,13 +59,15 @@ class EagleParams:
         fc_bias: [D] or None.
         embedding_norm: [D], "eagle3".
         feature_norm: [D], "eagle3".
-        layer: the decoder layer; `attention_norm` is None. The query, key and value of "eagle3"
-            are of 2 * D inputs: the normed embedding, then the normed feature.
+        layer: the decoder layer; `attention_norm` is None but with `fuse`. The query, key and
+            value of "eagle3" are of 2 * D inputs: the normed embedding, then the normed feature.
         norm: [D], "eagle3", before the head.
         embedding: [V, D], the target's unless it has its own.
         head: [Vd, D], the target's rows unless it has its own.
         vocabulary: [Vd] int32, the target's id of each token that it can propose, rising; None
             where these are all.
+        fuse: [D, (F - 1) * D], of an "eagle" head that reads F > 1 layers: what the lower ones add
+            to the feature; else None.
     """
 
     fc: Any
@@ -75,6 +79,7 @@ class EagleParams:
     embedding: Any
     head: Any
     vocabulary: Any
+    fuse: Any = None
 
 
 def low_middle_high(num_layers: int) -> tuple[int, int, int]:
@@ -92,13 +97,14 @@ def declare(config: EagleConfig) -> EagleParams:
     fused = config.kind == "eagle3"
     norm = TensorSpec((d,), (None,), "ones")
     inputs = 2 * d if fused else d
+    count = len(config.feature_layers)
+    lower = 0 if fused else count - 1
     # A decoder layer like any other, but for what its attention reads.
     (layer,) = parameters.declare(c).layers
     qkv = dataclasses.replace(layer.qkv, shape=(*layer.qkv.shape[:-1], inputs))
-    layer = dataclasses.replace(layer, attention_norm=None, qkv=qkv)
-    features = len(config.feature_layers) * d
+    layer = dataclasses.replace(layer, attention_norm=norm if lower else None, qkv=qkv)
     return EagleParams(
-        fc=TensorSpec((d, features if fused else d + features), ("embed", None)),
+        fc=TensorSpec((d, (count if fused else 2) * d), ("embed", None)),
         fc_bias=TensorSpec((d,), (None,), "zeros") if config.fc_bias else None,
         embedding_norm=norm if fused else None,
         feature_norm=norm if fused else None,
@@ -107,4 +113,5 @@ def declare(config: EagleConfig) -> EagleParams:
         embedding=None,
         head=None,
         vocabulary=None,
+        fuse=TensorSpec((d, lower * d), ("embed", None)) if lower else None,
     )

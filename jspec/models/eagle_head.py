@@ -10,7 +10,7 @@ from jax.typing import DTypeLike
 
 from jspec import cache as kv
 from jspec.cache import KVCache
-from jspec.models.decoder_layer import DecoderLayers
+from jspec.models.decoder_layer import DecoderLayers, rms_norm
 from jspec.models.eagle import EagleConfig, EagleParams
 from jspec.models.linear import matmul
 from jspec.trees import Topology
@@ -54,10 +54,18 @@ class EagleHead:
             features: [width, rows], the target's, layer upon layer.
 
         Returns:
-            [D, rows]; "eagle" takes the target's as they are.
+            [D, rows]; "eagle" takes the target's normed output as it is, but for what lower
+            layers add.
         """
         features = features.astype(params.layer.mlp_norm.dtype)
-        return self._joined(params, features) if self.config.kind == "eagle3" else features
+        if self.config.kind == "eagle3":
+            return self._joined(params, features)
+        if params.fuse is None:
+            return features
+        d = self.config.layer.hidden_size
+        lower = features[:-d].reshape(-1, d, features.shape[-1])
+        normed = rms_norm(lower, jnp.ones(d, jnp.float32), self.config.layer.norm_eps)
+        return features[-d:] + matmul(params.fuse, normed.reshape(-1, features.shape[-1]))
 
     def _joined(self, params: EagleParams, x: jax.Array) -> jax.Array:
         x = matmul(params.fc, x)
@@ -90,6 +98,7 @@ class EagleHead:
         layers, layer = self.layers, params.layer
         width = None if first is None else tokens.shape[1]
         planned = layers.plan(cache, topology, width, first)
+        attended: jax.Array | None
         with jax.named_scope("embed"):
             embedded = layers.embed(params.embedding, tokens.reshape(-1), features.dtype)
             if self.config.kind == "eagle3":
@@ -100,7 +109,8 @@ class EagleHead:
                 )
                 attended = jnp.concatenate(normed)
             else:
-                x = attended = self._joined(params, jnp.concatenate([embedded, features]))
+                x = self._joined(params, jnp.concatenate([embedded, features]))
+                attended = x if layer.attention_norm is None else None
         x, keys, values = layers.layer(0, layer, x, cache, planned, attended)
         return x, dataclasses.replace(cache, keys=(keys,), values=(values,))
 

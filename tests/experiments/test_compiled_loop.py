@@ -35,7 +35,8 @@ SMALL = ModelConfig(
 )
 TREE = ngram_tree(nodes=15)
 CASES = (
-    *WHOLE,
+    # The experiment compiles for v6e too, whose program of this model is v5p's in all looked at.
+    *(whole for whole in WHOLE if whole.chip != "v6e"),
     Whole("v5e", SMALL, rows=1, gamma=7),
     *(Whole(chip, SMALL, gamma=15, drafter=TREE) for chip in ("v5e", "h100")),
 )

@@ -187,10 +187,8 @@ def drafters(model: jspec.Model) -> dict[str, BoundDrafter]:
     ("dtype", "weights", "drafter"),
     [
         ("float32", "int8", "ngram"),
-        ("float32", "int8", "plain"),
         ("float32", "int8", "early-exit"),
         ("float32", "same", "int8"),
-        ("bfloat16", "same", "ngram"),
         ("bfloat16", "int8", "plain"),
     ],
 )

@@ -98,7 +98,7 @@ def test_what_cannot_be_drafted(
 def test_no_such_drafter(name: Any) -> None:
     with pytest.raises(InputError, match="name=") as caught:
         jspec.load_drafter(TARGET, name)
-    assert "eagle3" in caught.value.remedy
+    assert "eagle, medusa" in caught.value.remedy
 
 
 def test_shipped_names_come_before_directories(

@@ -18,7 +18,7 @@ from tests.oracles.numpy_llama import Array, rms_norm, rotate_half
 
 @dataclasses.dataclass(frozen=True)
 class Head:
-    """One head; "eagle" lacks the three norms of "eagle3". `layer.input_norm` is not looked at."""
+    """One head; "eagle" lacks the norms of "eagle3". `layer.input_norm` belongs to `fuse`."""
 
     kind: str
     fc: Array
@@ -35,10 +35,19 @@ class Head:
     head_dim: int
     eps: float
     theta: float
+    fuse: Array | None = None
 
     def fused(self, features: Array) -> Array:
         """Return what true features [T, width] are to the layer, [T, D]."""
-        return self._linear(features) if self.kind == "eagle3" else features
+        if self.kind == "eagle3":
+            return self._linear(features)
+        if self.fuse is None:
+            return features
+        d = self.embedding.shape[1]
+        *lower, last = np.split(features, features.shape[1] // d, axis=1)
+        sizes = [np.sqrt(np.mean(x**2, axis=1, keepdims=True) + self.eps) for x in lower]
+        normed = [x / size for x, size in zip(lower, sizes, strict=True)]
+        return last + np.concatenate(normed, axis=1) @ self.fuse.T
 
     def _linear(self, x: Array) -> Array:
         y = x @ self.fc.T
@@ -58,6 +67,8 @@ class Head:
             h = np.concatenate(normed, axis=-1)
         else:
             x = h = self._linear(np.concatenate([embedded, features], axis=-1))
+            if self.fuse is not None:
+                h = rms_norm(x, self.layer.input_norm, self.eps)
         count = len(tokens)
         layer, groups = self.layer, self.num_heads // self.num_kv_heads
         q = (h @ layer.q.T).reshape(count, self.num_heads, -1)

@@ -76,6 +76,14 @@ def eagle(target: ModelConfig, bias: bool = True) -> tuple[dict[str, Any], Array
     return llama(target, bias=bias), _random(shapes, 1)
 
 
+def lower(target: ModelConfig) -> tuple[dict[str, Any], Arrays]:
+    """Return those of an EAGLE head that reads lower layers too, which is jspec's own layout."""
+    config, tensors = eagle(target, bias=False)
+    d = target.hidden_size
+    more = {"fuse.weight": (d, 2 * d), "layers.0.input_layernorm.weight": (d,)}
+    return config | {"lower_layers": [1, 4]}, tensors | _random(more, 6)
+
+
 def eagle3(target: ModelConfig, ids: np.ndarray) -> tuple[dict[str, Any], Arrays]:
     """Return config.json and tensors of an EAGLE-3 head, as EAGLE3-LLaMA3.1's."""
     d = target.hidden_size

@@ -8,24 +8,23 @@ import numpy as np
 import pytest
 
 from experiments.training import heads
-from jspec.models.eagle import EagleKind
 from jspec.models.medusa import MedusaParams
 from tests import tiny, tiny_eagle
-from tests.tiny_eagle import KINDS, VOCAB
+from tests.tiny_eagle import KINDS, VOCAB, Variant
 
 FLOAT = jnp.dtype("float32")
 STEPS = 3
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_an_eagle_head_goes_on_with_its_own_outputs(kind: EagleKind) -> None:
+def test_an_eagle_head_goes_on_with_its_own_outputs(kind: Variant) -> None:
     config, params = tiny_eagle.config(kind), tiny_eagle.params(kind)
     oracle, rng = tiny_eagle.to_numpy(kind), np.random.default_rng(5)
     width = 7
     tokens = rng.integers(0, VOCAB, (2, width + STEPS))
     given = rng.normal(size=(2, width, len(config.feature_layers) * config.layer.hidden_size))
     features = jnp.asarray(given, jnp.float32)
-    features = heads.fuse(params, features, FLOAT) if kind == "eagle3" else features
+    features = heads.fuse(config, params, features, FLOAT)
     past: heads.Pair | None = None
     own: tuple[heads.Pair, ...] = ()
     outputs = []

@@ -87,7 +87,9 @@ def test_every_kind_learns_and_drafts(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     more = ["--layers=1"] if kind == "draft-model" else ["--drafts=2", "--gamma=2"]
-    decoded = kind != "eagle"  # as eagle3 is
+    if kind == "eagle":  # it begins near its best
+        more += ["--lower_layers", "--learning_rate=0.001"]
+    decoded = kind != "eagle3"  # as eagle is
     more += [f"--draft_vocab={tokens}", f"--measure_prompts={2 * decoded}", "--steps=12"]
     assert train("job", f"--kind={kind}", *more, drawn=kind == "eagle3") == 0
     folder = tmp_path / "job"
@@ -99,8 +101,9 @@ def test_every_kind_learns_and_drafts(
     assert steps[-1]["loss"] < steps[0]["loss"]
     # Every token of every pass is counted once, and the rate falls from its highest.
     assert steps[-1]["tokens"] > steps[0]["tokens"] > 0
-    assert steps[2]["learning_rate"] == pytest.approx(0.01)
-    assert steps[-1]["learning_rate"] < 0.002
+    highest = 0.001 if kind == "eagle" else 0.01
+    assert steps[2]["learning_rate"] == pytest.approx(highest)
+    assert steps[-1]["learning_rate"] < highest / 5
     if kind == "eagle3":
         assert image.imread(folder / "training.png").min() < 1
         assert "</svg>" in (folder / "training.svg").read_text()

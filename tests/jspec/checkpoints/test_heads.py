@@ -84,6 +84,30 @@ def test_eagle(bias: bool, tmp_path: Path) -> None:
     assert params.layer.attention_norm is params.norm is params.embedding_norm is None
 
 
+def test_eagle_with_lower_layers(tmp_path: Path) -> None:
+    config, tensors = tiny_heads.lower(TARGET)
+    found = made(tmp_path / "head", config, tensors)
+    params = found.params
+    assert isinstance(found.config, EagleConfig)
+    assert isinstance(params, EagleParams)
+    assert found.config.feature_layers == (1, 4, 6)
+    np.testing.assert_array_equal(params.fuse, tensors["fuse.weight"])
+    np.testing.assert_array_equal(
+        params.layer.attention_norm, tensors["layers.0.input_layernorm.weight"]
+    )
+    heads.save(tmp_path / "again", changed(found, head=None), TARGET)
+    again = load(tmp_path / "again")
+    assert again.config == found.config
+    assert all(jax.tree.leaves(jax.tree.map(np.array_equal, again.params, params)))
+
+    for layers, problem in (([6], "0..5"), ("1", "no list"), ([True], "no list")):
+        with pytest.raises(InputError, match=problem) as caught:
+            made(tmp_path / "other", config | {"lower_layers": layers}, tensors)
+        assert caught.value.field == "lower_layers"
+    with pytest.raises(InputError, match=r"expected \(32, 32\)"):
+        made(tmp_path / "other", config | {"lower_layers": [1]}, tensors)
+
+
 def test_eagle3(tmp_path: Path) -> None:
     config, tensors = tiny_heads.eagle3(TARGET, IDS)
     found = made(tmp_path, config, tensors)

@@ -14,12 +14,11 @@ from jspec.decoding import Program
 from jspec.drafting import BoundDrafter
 from jspec.drafting.protocol import Proposal
 from jspec.generation import Decoder, run_chunk, run_prefill
-from jspec.models.eagle import EagleKind
 from jspec.requests import Request
 from jspec.sampling_params import SamplingParams
 from jspec.state import DecodeState
 from tests import tiny_eagle
-from tests.tiny_eagle import TARGET, VOCAB
+from tests.tiny_eagle import TARGET, VOCAB, Variant
 
 GAMMA = 3
 NEW = 100
@@ -78,7 +77,7 @@ def drafts(bound: BoundDrafter, state: DecodeState) -> Proposal:
 class Oracle:
     """The laws of one row's next drafts, from nothing but its tokens."""
 
-    def __init__(self, kind: EagleKind, state: DecodeState, row: int) -> None:
+    def __init__(self, kind: Variant, state: DecodeState, row: int) -> None:
         self._head = tiny_eagle.to_numpy(kind)
         self._tokens = state.tokens[row, : int(state.length[row])].tolist()
         self._features = tiny_eagle.features(kind, self._tokens[:-1])

@@ -42,7 +42,7 @@ def drafter(draws: Draws, parents: tuple[int, ...] = TREE, exact: bool = False) 
 
 @pytest.mark.parametrize(
     ("draws", "parents"),
-    [("without-replacement", TREE), ("independent", TREE), ("top-k", BUSH)],
+    [("without-replacement", TREE), ("top-k", BUSH)],
 )
 def test_greedy_is_plain_decoding(draws: Draws, parents: tuple[int, ...]) -> None:
     decoder = Decoder(TARGET, drafter(draws, parents), batch_size=3)

@@ -16,7 +16,6 @@ from jspec.drafting import BoundDrafter
 from jspec.drafting.eagle import eagle
 from jspec.drafting.protocol import Dense
 from jspec.errors import InputError
-from jspec.models.eagle import EagleKind
 from jspec.state import DecodeState
 from tests import tiny, tiny_eagle
 from tests.jspec.drafting.eagle_rounds import (
@@ -28,7 +27,7 @@ from tests.jspec.drafting.eagle_rounds import (
     new_state,
     prefilled,
 )
-from tests.tiny_eagle import TARGET
+from tests.tiny_eagle import TARGET, Variant
 
 catch_up = jax.jit(decoding.catch_up, static_argnames=("target", "drafter", "width"))
 
@@ -40,11 +39,11 @@ def quickly() -> Iterator[None]:
 
 
 @functools.cache
-def bound(kind: EagleKind) -> BoundDrafter:
+def bound(kind: Variant) -> BoundDrafter:
     return eagle(TARGET.config, tiny_eagle.config(kind), tiny_eagle.params(kind))
 
 
-def check_drafts(kind: EagleKind, state: DecodeState, greedy: bool = False) -> None:
+def check_drafts(kind: Variant, state: DecodeState, greedy: bool = False) -> None:
     """Compare what would be drafted next with the oracle's drafts."""
     proposal = drafts(bound(kind), state)
     assert isinstance(proposal.law, Dense)
@@ -64,9 +63,9 @@ def check_drafts(kind: EagleKind, state: DecodeState, greedy: bool = False) -> N
 
 @pytest.mark.parametrize(
     ("kind", "temperature", "width"),
-    [("eagle", 1.0, 4), ("eagle3", 1.0, 32), ("eagle3", 0.0, 4)],
+    [("lower", 1.0, 4), ("eagle3", 1.0, 32), ("eagle3", 0.0, 4)],
 )
-def test_drafts_of_every_round(kind: EagleKind, temperature: float, width: int) -> None:
+def test_drafts_of_every_round(kind: Variant, temperature: float, width: int) -> None:
     state = prefilled(bound(kind), temperature, width)
     outcomes: set[int] = set()
     lengths = []
@@ -86,8 +85,8 @@ def test_drafts_of_every_round(kind: EagleKind, temperature: float, width: int) 
     assert len({tuple(np.diff(row).tolist()) for row in np.array(lengths).T}) > 1
 
 
-@pytest.mark.parametrize(("kind", "width"), [("eagle", 16), ("eagle3", 4)])
-def test_catching_up_after_rounds_without_speculation(kind: EagleKind, width: int) -> None:
+@pytest.mark.parametrize(("kind", "width"), [("lower", 16), ("eagle3", 4)])
+def test_catching_up_after_rounds_without_speculation(kind: Variant, width: int) -> None:
     together = advance(bound(kind), prefilled(bound(kind), 1.0), 3)
     paused = advance(bound(kind), together, 7, gamma=0)
     np.testing.assert_array_equal(paused.drafter.cache.length, together.drafter.cache.length)

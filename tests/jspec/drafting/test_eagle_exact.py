@@ -16,10 +16,9 @@ from jspec.drafting import BoundDrafter
 from jspec.drafting.eagle import eagle
 from jspec.drafting.eagle_tree import eagle_tree
 from jspec.generation import run_chunk
-from jspec.models.eagle import EagleKind
 from jspec.sampling_params import SamplingParams
 from tests import chi_square, table_models, tiny, tiny_eagle
-from tests.tiny_eagle import CONFIG, TARGET, VOCAB
+from tests.tiny_eagle import CONFIG, TARGET, VOCAB, Variant
 
 PROMPT = (3, 1, 4)
 ROWS, TOKENS = 2000, 3
@@ -45,7 +44,7 @@ def law() -> np.ndarray:
 
 
 def drafter(name: str) -> BoundDrafter:
-    kind: EagleKind = "eagle" if name == "tree" else "eagle3"
+    kind: Variant = "eagle" if name == "tree" else "eagle3"
     given = (TARGET.config, tiny_eagle.config(kind), tiny_eagle.params(kind))
     if name == "tree":
         return eagle_tree(*given, (-1, 0, 0, 1, 1, 2), "independent")

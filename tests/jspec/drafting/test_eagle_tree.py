@@ -14,10 +14,9 @@ from jspec.drafting.eagle_tree import eagle_tree
 from jspec.drafting.protocol import Proposal, WithoutReplacement
 from jspec.errors import InputError
 from jspec.generation import run_chunk
-from jspec.models.eagle import EagleKind
 from tests import tiny, tiny_eagle
 from tests.jspec.drafting.eagle_rounds import Oracle, advance, check_greedy, drafts, prefilled
-from tests.tiny_eagle import TARGET
+from tests.tiny_eagle import TARGET, Variant
 
 # Levels of 2, 3, 2 and 1 nodes, out of order: the last level's comes before two of the others.
 TREE = (-1, 0, 1, 0, 2, 4, 3, 3, 6)
@@ -31,13 +30,13 @@ def quickly() -> Iterator[None]:
 
 
 @functools.cache
-def static(kind: EagleKind, parents: tuple[int, ...] = TREE) -> BoundDrafter:
+def static(kind: Variant, parents: tuple[int, ...] = TREE) -> BoundDrafter:
     config, params = tiny_eagle.config(kind), tiny_eagle.params(kind)
     return eagle_tree(TARGET.config, config, params, parents)
 
 
 @functools.cache
-def dynamic(kind: EagleKind) -> BoundDrafter:
+def dynamic(kind: Variant) -> BoundDrafter:
     config, params = tiny_eagle.config(kind), tiny_eagle.params(kind)
     return eagle_dynamic_tree(TARGET.config, config, params, NODES, DEPTH, WIDTH)
 
@@ -53,7 +52,7 @@ def ways(proposal: Proposal, row: int) -> list[tuple[int, ...]]:
 
 
 def test_the_drafts_of_given_trees() -> None:
-    kind: EagleKind = "eagle"
+    kind: Variant = "eagle"
     bound = static(kind)
     state = prefilled(bound, 1.0)
     outcomes: set[int] = set()
@@ -91,7 +90,7 @@ def by_hand(log_q: Callable[[tuple[int, ...]], np.ndarray]) -> list[tuple[int, .
 
 
 def test_the_drafts_of_dynamic_trees() -> None:
-    kind: EagleKind = "eagle3"
+    kind: Variant = "eagle3"
     bound = dynamic(kind)
     state = prefilled(bound, 1.0)
     outcomes: set[int] = set()

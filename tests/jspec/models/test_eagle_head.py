@@ -9,10 +9,10 @@ import pytest
 
 from jspec import cache as kv
 from jspec import trees
-from jspec.models.eagle import EagleKind, low_middle_high
+from jspec.models.eagle import low_middle_high
 from jspec.models.eagle_head import EagleHead
 from tests import tiny_eagle
-from tests.tiny_eagle import KINDS, VOCAB
+from tests.tiny_eagle import KINDS, VOCAB, Variant
 
 # Two branches; the nodes from 3 on are run by themselves.
 TREE = trees.from_parents((-1, 0, 0, 1, 2, 2))
@@ -20,7 +20,7 @@ EARLIER = 3
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_row_then_a_tree_level_by_level(kind: EagleKind) -> None:
+def test_a_row_then_a_tree_level_by_level(kind: Variant) -> None:
     head, params = EagleHead(tiny_eagle.config(kind)), tiny_eagle.params(kind)
     oracle, rng = tiny_eagle.to_numpy(kind), np.random.default_rng(2)
     row, nodes = (rng.integers(0, VOCAB, size).tolist() for size in (9, TREE.size))
