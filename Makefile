@@ -2,7 +2,8 @@
 PYTHON ?= python3
 PYTEST_ARGS ?=
 JOBS ?= 2
-DEMO_ARGS ?=
+# The best drafter that comes with jspec.
+DEMO_ARGS ?= --drafter=trained --trained=eagle --lookup
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -19,7 +20,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 help:
 	@echo 'make demo    decode a few prompts, plain and with speculation, and compare'
-	@echo '             (DEMO_ARGS="--gamma=4" to try another setting)'
+	@echo '             (DEMO_ARGS="--drafter=ngram" to try another drafter)'
 	@echo 'make test    ruff, mypy and pytest (PYTEST_ARGS="-k name" to choose)'
 	@echo 'make lint    ruff and mypy alone'
 	@echo 'make clean   remove .venv and the caches; results/ stays'

@@ -1,4 +1,4 @@
-"""Drafters as --acceptance_drafters writes them: NAME[+lookup][@SHAPE], separated by commas.
+"""Drafters as --acceptance_drafters writes them: NAME[+int8][+lookup][@SHAPE], with commas between.
 
 NAME is ngram, early-exit:LAYERS, draft-model:MODEL, or else a trained drafter's name or directory.
 SHAPE is chain:DRAFTS, a tree's branching (3,2,1), its parents (parents:-1,0,0,1), or
@@ -21,8 +21,8 @@ from jspec.quantization import Weights
 
 FIELD = "acceptance_drafters"
 NGRAM, EARLY_EXIT, DRAFT_MODEL = "ngram", "early-exit", "draft-model"
-_LOOKUP = "+lookup"
-_REMEDY = "write NAME[+lookup][@SHAPE], as ngram,early-exit:26@3,2,1,eagle3+lookup@dynamic:16"
+_LOOKUP, _INT8 = "+lookup", "+int8"
+_REMEDY = "write NAME[+int8][+lookup][@SHAPE], as ngram,eagle@3,2,1,eagle+lookup@dynamic:16"
 _INTEGER = re.compile(r"-?\d+")
 _DYNAMIC = re.compile(r"dynamic(?::(\d+)(?:/(\d+)(?:/(\d+))?)?)?")
 
@@ -36,6 +36,7 @@ class Spec:
         kind: `NGRAM`, `EARLY_EXIT`, `DRAFT_MODEL` or "trained".
         argument: of the kind: layers, a model, a trained drafter's name or directory; "" for ngram.
         lookup: whether earlier text is looked up first.
+        weights: of a trained drafter.
         gamma: drafts of its chain, None where that is --gamma.
         tree: None for a chain.
     """
@@ -44,6 +45,7 @@ class Spec:
     kind: str
     argument: str
     lookup: bool
+    weights: Weights
     gamma: int | None
     tree: Choice | None
 
@@ -70,6 +72,8 @@ def _spec(text: str) -> Spec:
     name, at, shape = text.rpartition("@") if "@" in text else (text, "", "")
     lookup = name.endswith(_LOOKUP)
     name = name.removesuffix(_LOOKUP)
+    weights: Weights = "int8" if name.endswith(_INT8) else "same"
+    name = name.removesuffix(_INT8)
     require(
         bool(name) and not _INTEGER.fullmatch(name) and bool(shape) == bool(at),
         FIELD,
@@ -96,14 +100,14 @@ def _spec(text: str) -> Spec:
         "write draft-model:MODEL",
     )
     require(
-        kind == "trained" or not lookup,
+        kind == "trained" or not (lookup or weights == "int8"),
         FIELD,
         text,
-        "cannot look text up as well",
-        "add +lookup to a trained drafter",
+        "cannot have +lookup or +int8",
+        "add them to a trained drafter",
     )
     gamma, tree = _shape(text, kind, shape)
-    return Spec(text, kind, argument, lookup, gamma, tree)
+    return Spec(text, kind, argument, lookup, weights, gamma, tree)
 
 
 def _shape(text: str, kind: str, shape: str) -> tuple[int | None, Choice | None]:
@@ -190,6 +194,6 @@ def _trained(target: jspec.Model, spec: Spec) -> jspec.BoundDrafter:
         asked = {"draws": flags.DRAWS.value} if flags.DRAWS.present else {}
         shape = {"tree": tree.parents, **asked}
     bound: jspec.BoundDrafter = jspec.load_drafter(
-        target, spec.argument, lookup=spec.lookup, **shape
+        target, spec.argument, lookup=spec.lookup, weights=spec.weights, **shape
     )
     return bound

@@ -14,6 +14,7 @@ from jspec import trained
 from jspec.config import SpeculationConfig, Verification
 from jspec.drafting.draft_tree import Draws
 from jspec.errors import InputError, require
+from jspec.quantization import Weights
 
 # Flag -> the drafter that it belongs to.
 _OWNER = {
@@ -23,6 +24,7 @@ _OWNER = {
     "ngram_min": "ngram",
     "trained": "trained",
     "lookup": "trained",
+    "drafter_weights": "trained",
 }
 # The library speaks of its own parameters; here they are flags.
 _FLAGS = {
@@ -66,6 +68,7 @@ def check_drafter() -> None:
         flags.NGRAM_MIN,
         flags.TRAINED,
         flags.LOOKUP,
+        flags.DRAFTER_WEIGHTS,
     ):
         owner = _OWNER[holder.name]
         require(
@@ -185,7 +188,10 @@ def _trained(target: jspec.Model, tree: Choice | None) -> jspec.BoundDrafter:
         shape = tree.parents
     draws = cast("Draws", flags.DRAWS.value) if flags.DRAWS.present and tree else None
     name, lookup = flags.TRAINED.value or "", bool(flags.LOOKUP.value)
-    return jspec.load_drafter(target, name, tree=shape, draws=draws, lookup=lookup, **sizes)
+    weights = cast("Weights", flags.DRAFTER_WEIGHTS.value)
+    return jspec.load_drafter(
+        target, name, tree=shape, draws=draws, lookup=lookup, weights=weights, **sizes
+    )
 
 
 @contextlib.contextmanager

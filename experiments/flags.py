@@ -63,6 +63,13 @@ LOOKUP = flags.DEFINE_boolean(
     "Draft what followed earlier in the text where it matches, as --drafter=ngram does, and what "
     "was trained elsewhere; for --drafter=trained.",
 )
+DRAFTER_WEIGHTS = flags.DEFINE_enum(
+    "drafter_weights",
+    "same",
+    ["same", "int8"],
+    "int8 rounds the drafter's matrices: drafts cost less where memory is what they wait for, and "
+    "the output's law stays; for --drafter=trained.",
+)
 DRAFT_MODEL = flags.DEFINE_string(
     "draft_model", None, "Model that drafts, named as for --model; for --drafter=draft-model."
 )

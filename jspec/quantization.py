@@ -27,6 +27,10 @@ Weights = Literal["same", "int8"]
 MATRICES = frozenset({"embedding", "qkv", "attention_out", "gate_up", "down", "head"})
 
 _LARGEST = 127
+# Those of drafters that are heads on a target. A lent embedding is the target's own, of which a
+# drafter reads few columns, and Medusa's blocks are small.
+_OF_HEADS = MATRICES - {"embedding"} | {"fc", "fuse", "heads"}
+
 # How many units of the second digit make one of the first: its remainder is within 1/2.
 DIGIT = 2 * _LARGEST
 # Keeps a row of zeros from dividing by zero.
@@ -108,6 +112,22 @@ def quantize(params: Tree) -> Tree:
     return map_matrices(
         lambda leaf: leaf if isinstance(leaf, Int8Matrix) else quantize_matrix(leaf), params
     )
+
+
+def quantize_drafter(params: Tree) -> Tree:
+    """Return a trained drafter's parameters with what it reads for every draft quantised.
+
+    Its proposals are others than before, and the output's law is the target's as ever.
+
+    Args:
+        params: `EagleParams`, `MedusaParams` or `TransformerParams`, on the device.
+    """
+
+    def one(path: tuple[Any, ...], node: Any) -> Any:
+        name = jax.tree_util.keystr(path, simple=True, separator=".").rpartition(".")[2]
+        return node if is_int8(node) or name not in _OF_HEADS else quantize_matrix(node)
+
+    return cast("Tree", jax.tree_util.tree_map_with_path(one, params, is_leaf=is_int8))
 
 
 def is_matrix_name(path: str) -> bool:

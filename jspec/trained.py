@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -25,6 +26,7 @@ from jspec.errors import InputError, require
 from jspec.model import Model, require_model
 from jspec.models.eagle import EagleConfig
 from jspec.models.medusa import MedusaConfig
+from jspec.quantization import Weights, check_weights, quantize_drafter
 from pallas_kernels.dispatch import Kernels
 
 # What comes with jspec, for SmolLM2-135M-Instruct.
@@ -73,6 +75,7 @@ def load_drafter(
     width: int = 4,
     draws: Draws | None = None,
     lookup: bool = False,
+    weights: Weights = "same",
 ) -> BoundDrafter:
     """Load a trained drafter for a target.
 
@@ -91,6 +94,8 @@ def load_drafter(
             "independent". None takes the most probable ones with Medusa heads and with `lookup`,
             which can nothing else, and draws without replacement otherwise.
         lookup: draft what followed the text's last tokens earlier on, where there is a match.
+        weights: "int8" rounds the drafter's matrices, which is cheaper where reading them is what a
+            draft costs, and changes no law; "same" leaves them in the target's dtype.
 
     Raises:
         InputError: there is no such drafter, it is damaged or does not fit the target, or the
@@ -98,7 +103,10 @@ def load_drafter(
     """
     require_model("target", target)
     require(isinstance(lookup, bool), "lookup", lookup, "is no boolean", "give True or False")
+    check_weights(weights)
     drafter = heads.load(locate(name), target.config, target.params, target.dtype)
+    if weights == "int8":
+        drafter = dataclasses.replace(drafter, params=quantize_drafter(_params(drafter)))
     if draws is None:
         draws = "top-k" if lookup or drafter.kind == "medusa" else "without-replacement"
     only = "Medusa heads" if drafter.kind == "medusa" else "a hybrid with lookup"

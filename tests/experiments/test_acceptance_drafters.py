@@ -14,7 +14,9 @@ from experiments.tree_flags import Choice
 from jspec.errors import InputError
 from tests import tiny
 
-ITEMS = "ngram,early-exit:26@3,2,1,eagle3+lookup@dynamic:16,medusa@parents:-1,0,0,1,a/b@chain:6"
+ITEMS = (
+    "ngram,early-exit:26@3,2,1,eagle3+int8+lookup@dynamic:16,medusa@parents:-1,0,0,1,a/b@chain:6"
+)
 
 
 @pytest.fixture
@@ -27,20 +29,22 @@ def parsed_flags() -> Iterator[None]:
 def test_commas_of_a_tree_are_its_own() -> None:
     found = acceptance_drafters.parse(ITEMS.split(","))
     assert found == [
-        Spec("ngram", "ngram", "", False, None, None),
+        Spec("ngram", "ngram", "", False, "same", None, None),
         Spec(
             "early-exit:26@3,2,1",
             "early-exit",
             "26",
             False,
+            "same",
             None,
             Choice("static", (-1, 0, 0, 0, 1, 1, 2, 2, 3, 3, 4, 5, 6, 7, 8, 9), 15, 0, 0),
         ),
         Spec(
-            "eagle3+lookup@dynamic:16",
+            "eagle3+int8+lookup@dynamic:16",
             "trained",
             "eagle3",
             True,
+            "int8",
             None,
             Choice("dynamic", (), 16, 5, 4),
         ),
@@ -49,10 +53,11 @@ def test_commas_of_a_tree_are_its_own() -> None:
             "trained",
             "medusa",
             False,
+            "same",
             None,
             Choice("static", (-1, 0, 0, 1), 3, 0, 0),
         ),
-        Spec("a/b@chain:6", "trained", "a/b", False, 6, None),
+        Spec("a/b@chain:6", "trained", "a/b", False, "same", 6, None),
     ]
     # A name after a tree's comma is a drafter of its own.
     assert [spec.text for spec in acceptance_drafters.parse(["a@3", "2", "b"])] == ["a@3,2", "b"]
@@ -68,7 +73,8 @@ def test_commas_of_a_tree_are_its_own() -> None:
         ("ngram,", "is no drafter"),
         ("ngram,ngram", "names one twice"),
         ("ngram:3", "is no drafter"),
-        ("ngram+lookup", "cannot look text up as well"),
+        ("ngram+lookup", "cannot have"),
+        ("early-exit:3+int8", "cannot have"),
         ("ngram@3,2", "lookups"),
         ("early-exit", "after how many layers"),
         ("early-exit:x", "after how many layers"),
@@ -97,15 +103,23 @@ def test_nothing_at_all() -> None:
 @pytest.mark.parametrize(
     ("text", "asked"),
     [
-        ("eagle3", {"lookup": False}),
-        ("eagle3+lookup", {"lookup": True}),
+        ("eagle3", {"lookup": False, "weights": "same"}),
+        ("eagle3+lookup", {"lookup": True, "weights": "same"}),
+        ("eagle3+int8", {"lookup": False, "weights": "int8"}),
         (
             "eagle3@dynamic:16",
-            {"tree": "dynamic", "nodes": 16, "depth": 5, "width": 4, "lookup": False},
+            {
+                "tree": "dynamic",
+                "nodes": 16,
+                "depth": 5,
+                "width": 4,
+                "lookup": False,
+                "weights": "same",
+            },
         ),
         (
             "eagle3@2,1",
-            {"tree": (-1, 0, 0, 1, 2), "lookup": False},
+            {"tree": (-1, 0, 0, 1, 2), "lookup": False, "weights": "same"},
         ),
     ],
 )

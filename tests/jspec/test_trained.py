@@ -7,14 +7,16 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 
 import jspec
-from jspec import trained
+from jspec import quantization, trained
 from jspec.errors import InputError
 from jspec.generation import Decoder, default_speculation
 from jspec.model import Model
+from jspec.quantization import Int8Matrix
 from jspec.requests import Request
 from jspec.sampling_params import SamplingParams
 from tests import tiny
@@ -54,6 +56,29 @@ def test_it_decodes_as_the_target_does(folders: dict[str, Path]) -> None:
     assert all(done.counts.proposed.sum() > 0 for done in found)
 
 
+def test_drafters_of_int8_weights(folders: dict[str, Path]) -> None:
+    for kind in MADE:
+        whole = jspec.load_drafter(TARGET, folders[kind])
+        bound = jspec.load_drafter(TARGET, folders[kind], weights="int8")
+        assert quantization.is_quantized(bound.params)
+
+        def near(rounded: Any, exact: Any) -> None:
+            given = np.asarray(exact, np.float64)
+            if isinstance(rounded, Int8Matrix):
+                largest = np.abs(given).max(axis=-1, keepdims=True)
+                error = np.abs(quantization.dequantize(rounded) - given)
+                assert (error <= 0.51 * largest / 127).all()
+            else:
+                np.testing.assert_array_equal(rounded, exact)
+
+        jax.tree.map(near, bound.params, whole.params, is_leaf=quantization.is_int8)
+    requests = [Request(p, SamplingParams(max_new_tokens=8)) for p in tiny.prompts(3)[1:]]
+    bound = jspec.load_drafter(TARGET, folders["eagle"], weights="int8")
+    found = Decoder(TARGET, bound, default_speculation(bound), batch_size=2).generate(requests)
+    plain = Decoder(TARGET, batch_size=2).generate(requests)
+    assert [done.token_ids for done in found] == [done.token_ids for done in plain]
+
+
 def test_the_shapes_of_drafts(folders: dict[str, Path]) -> None:
     def load(kind: str, **settings: Any) -> jspec.BoundDrafter:
         return jspec.load_drafter(TARGET, folders[kind], **settings)
@@ -84,6 +109,7 @@ def test_the_shapes_of_drafts(folders: dict[str, Path]) -> None:
         ("eagle", {"tree": "dynamic", "nodes": 200}, "nodes", "is outside 1..127"),
         ("eagle3", {"tree": TREE, "draws": "any"}, "draws", "is not a choice"),
         ("eagle3", {"lookup": 1}, "lookup", "is no boolean"),
+        ("eagle3", {"weights": "int4"}, "weights", "is not a choice"),
     ],
 )
 def test_what_cannot_be_drafted(
