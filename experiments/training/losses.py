@@ -54,9 +54,9 @@ class Frozen:
     Attributes:
         embedding: [V, D].
         head: [Vd, D], the target's rows of the draft vocabulary.
-        scale: by name of a linear map of the drafter's that reads features ("fc", "fuse"), float32
-            [inputs], one over the typical size of each: the map is trained for inputs of size 1,
-            since theirs differ a hundredfold.
+        scale: by name of a tensor of linear maps of the drafter's that read features ("fc", "fuse",
+            Medusa's "weights"), float32 [inputs], one over the typical size of each: the maps are
+            trained for inputs of size 1, since theirs differ a hundredfold.
     """
 
     embedding: Any
@@ -126,7 +126,10 @@ def folded(params: Any, frozen: Frozen) -> Any:
         params: as trained.
         frozen: that they were trained with, on the same devices.
     """
-    scaled = {name: getattr(params, name) * scale[None, :] for name, scale in frozen.scale.items()}
+    scaled = {}
+    for name, scale in frozen.scale.items():
+        maps = getattr(params, name)
+        scaled[name] = maps * jnp.expand_dims(scale, tuple(range(maps.ndim - 1)))
     return dataclasses.replace(params, **scaled) if scaled else params
 
 
@@ -233,6 +236,7 @@ def _smooth_l1(error: jax.Array) -> jax.Array:
 
 def _medusa(method: Method, params: Any, frozen: Frozen, batch: Batch) -> tuple[jax.Array, Metrics]:
     dtype = jnp.dtype(method.dtype)
+    params = folded(params, frozen)
     final = batch.final.astype(jnp.float32)
     p = _targets(frozen, batch, dtype)
     parts = []

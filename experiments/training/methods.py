@@ -141,25 +141,29 @@ def start(
     head = own.embedding if own.head is None else own.head
     rows = head if whole else jnp.take(head, jnp.asarray(ids), axis=0)
     key = jax.random.key(seed)
-    drafter: EagleConfig | MedusaConfig | ModelConfig
-    if wish.kind in ("eagle", "eagle3"):
-        drafter, params, scale = _eagle(wish, config, own, size, key, train)
-        frozen = Frozen(own.embedding, rows, scale)
-    else:
-        drafter, params = _begin(wish, config, own, size)
-        frozen = Frozen(own.embedding, rows)
+    drafter, params, scale = _begin(wish, config, own, size, key, train)
+    frozen = Frozen(own.embedding, rows, jax.tree.map(jnp.asarray, scale))
     steps = 1 if wish.kind == "draft-model" else wish.drafts
     method = Method(wish.kind, drafter, steps, wish.dtype, wish.feature_weight)
     return Start(method, starts.copied(params), frozen, None if whole else ids, ids)
 
 
 def _begin(
-    wish: Wish, config: ModelConfig, own: TransformerParams, size: int
-) -> tuple[MedusaConfig | ModelConfig, Any]:
-    if wish.kind == "medusa":
-        heads = MedusaConfig(wish.drafts, 1, config.hidden_size, size, config.num_layers)
-        return heads, starts.medusa_heads(heads)
-    return starts.draft_model(config, own, wish.layers)
+    wish: Wish,
+    config: ModelConfig,
+    own: TransformerParams,
+    size: int,
+    key: jax.Array,
+    train: Corpus,
+) -> tuple[EagleConfig | MedusaConfig | ModelConfig, Any, dict[str, Any]]:
+    """Return a drafter's configuration and parameters, and `Frozen.scale`."""
+    if wish.kind == "draft-model":
+        return *starts.draft_model(config, own, wish.layers), {}
+    if wish.kind != "medusa":
+        return _eagle(wish, config, own, size, key, train)
+    heads = MedusaConfig(wish.drafts, 1, config.hidden_size, size, config.num_layers)
+    sizes, _ = linear.sizes(train, config.norm_eps)
+    return heads, starts.medusa_heads(heads), {"weights": (1 / sizes).astype(np.float32)}
 
 
 def _eagle(
@@ -178,7 +182,7 @@ def _eagle(
     if wish.kind == "eagle3":
         drafter = EagleConfig("eagle3", layer, lower)
         params = starts.eagle_head(drafter, own, key)
-        return drafter, params, {"fc": jnp.asarray(1 / shards.sizes(train))}
+        return drafter, params, {"fc": 1 / shards.sizes(train)}
     drafter = EagleConfig("eagle", layer, (*(lower if wish.lower else ()), config.num_layers))
     embedding, eps = np.asarray(own.embedding), layer.norm_eps
     of_feature, of_lower = linear.sizes(train, eps)
@@ -189,7 +193,7 @@ def _eagle(
     scale = {name: (1 / size).astype(np.float32) for name, size in sizes.items()}
     maps = linear.maps(train, embedding, scale, eps)
     params = starts.eagle_head(drafter, own, key, maps, of_feature)
-    return drafter, params, jax.tree.map(jnp.asarray, scale)
+    return drafter, params, scale
 
 
 def count(params: Any) -> int:
