@@ -121,9 +121,14 @@ def _attend(config: ModelConfig, query: jax.Array, past: Pair, own: tuple[Pair, 
 def _feed_forward(
     config: ModelConfig, layer: LayerParams, x: jax.Array, dtype: jnp.dtype
 ) -> jax.Array:
+    return x + product(_units(config, layer, x, dtype), layer.down, dtype)
+
+
+def _units(config: ModelConfig, layer: LayerParams, x: jax.Array, dtype: jnp.dtype) -> jax.Array:
+    """Return the hidden units [N, W, F] of a layer's feed-forward block."""
     normed = rms_norm(x, layer.mlp_norm, config.norm_eps)
     gate, up = jnp.split(product(normed, layer.gate_up, dtype), 2, axis=-1)
-    return x + product(gated(gate, up, config.activation), layer.down, dtype)
+    return gated(gate, up, config.activation)
 
 
 def fuse(
@@ -213,10 +218,20 @@ def transformer_hidden(
     config: ModelConfig, params: TransformerParams, embedded: jax.Array, dtype: jnp.dtype
 ) -> jax.Array:
     """Return a Llama-like model's normed output [N, W, D] of embedded tokens [N, W, D]."""
+    x, units = before_last_down(config, params, embedded, dtype)
+    x = x + product(units, params.layers[-1].down, dtype)
+    return rms_norm(x, params.final_norm, config.norm_eps)
+
+
+def before_last_down(
+    config: ModelConfig, params: TransformerParams, embedded: jax.Array, dtype: jnp.dtype
+) -> tuple[jax.Array, jax.Array]:
+    """Return the residual [N, W, D] and the hidden units [N, W, F] before the last `down`."""
     x = embedded
-    for layer in params.layers:
+    for index, layer in enumerate(params.layers):
+        if index:
+            x = _feed_forward(config, params.layers[index - 1], x, dtype)
         normed = rms_norm(x, layer.attention_norm, config.norm_eps)
         query, key, value = _project(config, layer, normed, 0, dtype)
         x = x + product(_attend(config, query, (key, value), ()), layer.attention_out, dtype)
-        x = _feed_forward(config, layer, x, dtype)
-    return rms_norm(x, params.final_norm, config.norm_eps)
+    return x, _units(config, params.layers[-1], x, dtype)

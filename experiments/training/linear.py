@@ -1,6 +1,6 @@
-"""What of an EAGLE head has a closed form: the linear maps that best guess the next feature.
+"""What of a drafter has a closed form: the linear maps that best guess the target's features.
 
-Least squares with a ridge, over features of size 1, on a sample of the training text. A head that
+Least squares with a ridge, over inputs of size 1, on a sample of the training text. A drafter that
 begins there drafts before its first step what a random one drafts after hundreds of thousands of
 tokens.
 """
@@ -10,9 +10,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
+from experiments.training import batches, heads
 from experiments.training.batches import Corpus
+from jspec.config import ModelConfig
+from jspec.models.parameters import TransformerParams
 
 Array = np.ndarray[Any, Any]
 
@@ -77,6 +82,41 @@ def maps(corpus: Corpus, embedding: Array, scale: dict[str, Array], eps: float) 
         gained = _solved(gram[more, more], left).T
         found["fuse"] = _solved(through.T @ through, through.T @ gained)
     return {name: found[name].astype(np.float32) for name in scale}
+
+
+def last_down(
+    corpus: Corpus, config: ModelConfig, params: TransformerParams, embedding: Array
+) -> Array:
+    """Return the last `down` [D, F] with which a small model best guesses the target's features.
+
+    Args:
+        corpus: conversations to learn from.
+        config: of the small model.
+        params: its layers, and the norm of the target's output; matrices float32.
+        embedding: [V, D], the target's.
+    """
+    units_of = jax.jit(heads.before_last_down, static_argnames=("config", "dtype"))
+    norm = np.asarray(params.final_norm)
+    gram = np.zeros((config.intermediate_size,) * 2)
+    cross = np.zeros((config.intermediate_size, config.hidden_size))
+    size, seen = 0.0, 0
+    vocabulary = np.zeros(0, np.int64)
+    for plan in batches.plan(corpus, _ROWS, 0, 0):
+        batch = batches.gather(corpus, plan, vocabulary, len(embedding), 1.0)
+        known = batch.weight > 0
+        known[:, :_BEGINNING] = False
+        embedded = jnp.asarray(embedding[batch.tokens], jnp.float32)
+        x, units = units_of(config, params, embedded, jnp.dtype("float32"))
+        x, units = np.asarray(x)[known], np.asarray(units)[known]
+        # The norm after it takes any size: that of what is there already leaves most of it alone.
+        size = size or float(np.sqrt(np.mean(x * x)))
+        wanted = batch.final.astype(np.float32)[known] / norm * size
+        gram += units.T @ units
+        cross += units.T @ (wanted - x)
+        seen += len(x)
+        if seen >= _MOST:
+            break
+    return _solved(gram, cross).T.astype(np.float32)
 
 
 def _solved(gram: Array, cross: Array) -> Array:

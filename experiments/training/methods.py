@@ -158,12 +158,22 @@ def _begin(
 ) -> tuple[EagleConfig | MedusaConfig | ModelConfig, Any, dict[str, Any]]:
     """Return a drafter's configuration and parameters, and `Frozen.scale`."""
     if wish.kind == "draft-model":
-        return *starts.draft_model(config, own, wish.layers), {}
+        return *_draft_model(wish, config, own, train), {}
     if wish.kind != "medusa":
         return _eagle(wish, config, own, size, key, train)
     heads = MedusaConfig(wish.drafts, 1, config.hidden_size, size, config.num_layers)
     sizes, _ = linear.sizes(train, config.norm_eps)
     return heads, starts.medusa_heads(heads), {"weights": (1 / sizes).astype(np.float32)}
+
+
+def _draft_model(
+    wish: Wish, config: ModelConfig, own: TransformerParams, train: Corpus
+) -> tuple[ModelConfig, TransformerParams]:
+    """Return a model of the target's layers, of which the last goes straight to the output."""
+    small, params = starts.draft_model(config, own, wish.layers)
+    down = linear.last_down(train, small, params, np.asarray(own.embedding))
+    last = dataclasses.replace(params.layers[-1], down=jnp.asarray(down))
+    return small, dataclasses.replace(params, layers=(*params.layers[:-1], last))
 
 
 def _eagle(

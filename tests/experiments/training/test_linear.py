@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
+
+import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 
-from experiments.training import batches, linear
+from experiments.training import batches, heads, linear
 from experiments.training.batches import Corpus
 from experiments.training.features import Features
+from tests import tiny
 
 D, VOCAB, LAYERS, EPS = 4, 11, 2, 1e-5
 
@@ -59,3 +63,34 @@ def test_the_maps_are_those_of_the_law() -> None:
     alone = linear.maps(corpus, embedding, scale, EPS)
     assert alone.keys() == {"fc"}
     np.testing.assert_array_equal(alone["fc"], found["fc"])
+
+
+def test_the_last_down_is_the_least_squares_one() -> None:
+    config = dataclasses.replace(tiny.CONFIG, num_layers=2)
+    params = tiny.params(config, seed=5)
+    embedding, rng = np.asarray(params.embedding), np.random.default_rng(2)
+    rows, size, d = 24, 40, config.hidden_size
+    tokens = rng.integers(0, config.vocab_size, (rows, size)).astype(np.int32)
+    final = rng.normal(size=(rows, size, d)) + embedding[tokens] * 3
+    flat = rows * size
+    features = Features(
+        tokens=tokens.reshape(flat),
+        start=np.arange(0, flat, size, dtype=np.int32),
+        length=np.full(rows, size, np.int32),
+        answer=np.zeros(rows, np.int32),
+        layers=np.zeros((flat, d), ml_dtypes.bfloat16),
+        final=final.reshape(flat, d).astype(ml_dtypes.bfloat16),
+        log_z=np.zeros(flat, np.float32),
+        best=np.zeros(flat, np.int32),
+    )
+    down = linear.last_down(batches.corpus([features]), config, params, embedding)
+
+    float32 = jnp.dtype("float32")
+    embedded = jnp.asarray(embedding[tokens])
+    parts = heads.before_last_down(config, params, embedded, float32)
+    x, units = (np.asarray(part, np.float64)[:, 4:].reshape(-1, part.shape[-1]) for part in parts)
+    wanted = features.final.astype(np.float64).reshape(rows, size, d)[:, 4:].reshape(-1, d)
+    wanted = wanted / np.asarray(params.final_norm)
+    # One size of the output, of which the norm thinks nothing, is that of the first batch's x.
+    best, *_ = np.linalg.lstsq(units, wanted * np.sqrt(np.mean(x * x)) - x, rcond=None)
+    np.testing.assert_allclose(down, best.T, rtol=0.05, atol=0.05 * np.abs(best).max())
