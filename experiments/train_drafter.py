@@ -285,6 +285,7 @@ def _export(
     written = card.text(
         card.Card(
             kind=options.KIND.value or "",
+            lower=bool(options.LOWER.value),
             target=(flags.MODEL.value, fingerprint.of(target)),
             command=["jspec", *(config.get("command") or [""])[1:]],
             data=said,

@@ -14,6 +14,8 @@ FILE = "README.md"
 
 _WORDS = {
     "eagle": "EAGLE head (one decoder layer on the target's normed output; arXiv 2401.15077)",
+    "eagle of lower layers": "EAGLE head (one decoder layer on the target's normed output and, as "
+    "in EAGLE-3, on low, middle and high layers; arXiv 2401.15077, 2503.01840)",
     "eagle3": "EAGLE-3 head (one decoder layer on fused low, middle and high features of the "
     "target; arXiv 2503.01840)",
     "medusa": "Medusa heads (a residual block each on the target's normed output; arXiv "
@@ -28,6 +30,7 @@ class Card:
 
     Attributes:
         kind: of drafter.
+        lower: an EAGLE head reads lower layers too.
         target: the model it drafts for, and its fingerprint.
         command: that made it, as arguments.
         data: what it was trained on, a sentence or phrase each.
@@ -43,6 +46,7 @@ class Card:
     """
 
     kind: str
+    lower: bool
     target: tuple[str, str]
     command: Sequence[str]
     data: Sequence[str]
@@ -62,11 +66,12 @@ def text(card: Card) -> str:
     tokens = card.history.tokens
     name, fingerprint = card.target
     own, all_tokens = card.vocabulary
+    words = f"{card.kind} of lower layers" if card.lower else card.kind
     known = [f"{package} {version}" for package, version in card.versions.items() if version]
     lines = [
         f"# {card.kind} drafter for {name}",
         "",
-        f"{_WORDS[card.kind]}. It proposes tokens for speculative decoding with jspec; what is "
+        f"{_WORDS[words]}. It proposes tokens for speculative decoding with jspec; what is "
         "emitted keeps the target's law exactly, whatever it proposes.",
         "",
         "| | |",
