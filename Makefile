@@ -3,7 +3,7 @@ PYTHON ?= python3
 PYTEST_ARGS ?=
 JOBS ?= 2
 # The best drafter that comes with jspec.
-DEMO_ARGS ?= --drafter=trained --trained=eagle --lookup
+DEMO_ARGS ?= --drafter=trained --trained=eagle --lookup --drafter_weights=int8 --gamma=3
 
 VENV := .venv
 BIN := $(VENV)/bin

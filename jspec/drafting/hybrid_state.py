@@ -64,13 +64,14 @@ class HybridStateDrafter:
     def init(self, batch: int, capacity: int, dtype: DTypeLike) -> HybridState:
         """Return the head's empty state."""
         shape = (batch, self.window, self.hidden_size)
-        root = jnp.arange(MOST_NODES, dtype=jnp.int32) == 0
+        # Typed as rounds leave it, or the second chunk would be another program.
+        node = jnp.where(jnp.arange(MOST_NODES, dtype=jnp.int32) == 0, jnp.int32(0), jnp.int32(-1))
         return HybridState(
             head=self.head.init(batch, capacity, dtype),
             features=tuple(jnp.zeros(shape, dtype) for _ in self.feature_layers),
             behind=jnp.zeros(batch, bool),
             ran=jnp.zeros(batch, bool),
-            nodes=jnp.broadcast_to(jnp.where(root, 0, -1), (batch, MOST_NODES)),
+            nodes=jnp.broadcast_to(node, (batch, MOST_NODES)),
         )
 
     def synced(self, state: HybridState, length: jax.Array) -> jax.Array:

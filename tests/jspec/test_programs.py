@@ -143,6 +143,16 @@ def test_one_program_serves_every_request_of_a_bucket() -> None:
         assert count.so_far() == (1, 1)
 
 
+@pytest.mark.parametrize("name", ["eagle", "hybrid", "dynamic-tree"])
+def test_every_chunk_is_one_program(name: str) -> None:
+    drafter, gamma = CASES[name]
+    with tiny.quick_compilation():
+        count = Compilations()
+        decoder = Decoder(TARGET, drafter, SpeculationConfig(gamma, rounds_per_chunk=1))
+        decoder.generate([Request((1, 2, 3), SamplingParams(max_new_tokens=30))])
+        assert count.so_far()[0] == 1
+
+
 def test_another_bucket_is_another_program() -> None:
     # Otherwise the test above would count nothing.
     with tiny.quick_compilation():
