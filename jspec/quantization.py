@@ -109,9 +109,7 @@ def quantize(params: Tree) -> Tree:
     Args:
         params: `TransformerParams`; what is quantised already stays as it is.
     """
-    return map_matrices(
-        lambda leaf: leaf if isinstance(leaf, Int8Matrix) else quantize_matrix(leaf), params
-    )
+    return map_matrices(_quantized, params)
 
 
 def quantize_drafter(params: Tree) -> Tree:
@@ -122,12 +120,11 @@ def quantize_drafter(params: Tree) -> Tree:
     Args:
         params: `EagleParams`, `MedusaParams` or `TransformerParams`, on the device.
     """
+    return map_matrices(_quantized, params, names=_OF_HEADS)
 
-    def one(path: tuple[Any, ...], node: Any) -> Any:
-        name = jax.tree_util.keystr(path, simple=True, separator=".").rpartition(".")[2]
-        return node if is_int8(node) or name not in _OF_HEADS else quantize_matrix(node)
 
-    return cast("Tree", jax.tree_util.tree_map_with_path(one, params, is_leaf=is_int8))
+def _quantized(leaf: Any) -> Any:
+    return leaf if isinstance(leaf, Int8Matrix) else quantize_matrix(leaf)
 
 
 def is_matrix_name(path: str) -> bool:
@@ -142,7 +139,10 @@ def is_quantized(params: object) -> bool:
 
 
 def map_matrices(
-    function: Callable[[Any], Any], tree: Tree, is_leaf: Callable[[Any], bool] | None = None
+    function: Callable[[Any], Any],
+    tree: Tree,
+    is_leaf: Callable[[Any], bool] | None = None,
+    names: frozenset[str] = MATRICES,
 ) -> Tree:
     """Return the parameters' tree with `function` applied to each matrix.
 
@@ -150,6 +150,7 @@ def map_matrices(
         function: of a matrix, plain or quantised.
         tree: `TransformerParams` of arrays, specs or anything else.
         is_leaf: as for `jax.tree.map`.
+        names: of matrices, the last part of their dotted paths.
     """
 
     def leaf(node: Any) -> bool:
@@ -157,7 +158,7 @@ def map_matrices(
 
     def one(path: tuple[Any, ...], node: Any) -> Any:
         name = jax.tree_util.keystr(path, simple=True, separator=".")
-        return function(node) if is_matrix_name(name) else node
+        return function(node) if name.rpartition(".")[2] in names else node
 
     return cast(Tree, jax.tree_util.tree_map_with_path(one, tree, is_leaf=leaf))
 
