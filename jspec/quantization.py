@@ -124,12 +124,12 @@ def quantize_drafter(params: Tree) -> Tree:
 
 
 def _quantized(leaf: Any) -> Any:
-    return leaf if isinstance(leaf, Int8Matrix) else quantize_matrix(leaf)
+    return leaf if is_int8(leaf) else quantize_matrix(leaf)
 
 
-def is_matrix_name(path: str) -> bool:
-    """True where a parameter's dotted path, as "layers.3.qkv", is a matrix's."""
-    return path.rpartition(".")[2] in MATRICES
+def is_matrix_name(path: str, names: frozenset[str] = MATRICES) -> bool:
+    """True where a parameter's dotted path, as "layers.3.qkv", is a matrix's of these names."""
+    return path.rpartition(".")[2] in names
 
 
 def is_quantized(params: object) -> bool:
@@ -148,9 +148,9 @@ def map_matrices(
 
     Args:
         function: of a matrix, plain or quantised.
-        tree: `TransformerParams` of arrays, specs or anything else.
+        tree: `TransformerParams`, or a drafter's, of arrays, specs or anything else.
         is_leaf: as for `jax.tree.map`.
-        names: of matrices, the last part of their dotted paths.
+        names: as for `is_matrix_name`.
     """
 
     def leaf(node: Any) -> bool:
@@ -158,7 +158,7 @@ def map_matrices(
 
     def one(path: tuple[Any, ...], node: Any) -> Any:
         name = jax.tree_util.keystr(path, simple=True, separator=".")
-        return function(node) if name.rpartition(".")[2] in names else node
+        return function(node) if is_matrix_name(name, names) else node
 
     return cast(Tree, jax.tree_util.tree_map_with_path(one, tree, is_leaf=leaf))
 
