@@ -43,7 +43,7 @@ from jspec.requests import Request
 _DRAFTERS = absl_flags.DEFINE_list(
     "acceptance_drafters",
     [acceptance_drafters.NGRAM],
-    "What drafts: NAME[+int8][+lookup][@SHAPE], several separated by commas. NAME: ngram, "
+    "What drafts: NAME[+int8][+sure:P][+lookup][@SHAPE], several separated by commas. NAME: ngram, "
     "early-exit:LAYERS, draft-model:MODEL, or a trained drafter's name or directory. SHAPE: "
     "chain:DRAFTS (else --gamma), 3,2,1 or parents:-1,0,0 (a tree), dynamic:DRAFTS/DEPTH/WIDTH.",
 )

@@ -1,8 +1,11 @@
-"""Drafters as --acceptance_drafters writes them: NAME[+int8][+lookup][@SHAPE], with commas between.
+"""Drafters as --acceptance_drafters writes them, with commas between.
+
+NAME[+int8][+sure:P][+lookup][@SHAPE].
 
 NAME is ngram, early-exit:LAYERS, draft-model:MODEL, or else a trained drafter's name or directory.
 SHAPE is chain:DRAFTS, a tree's branching (3,2,1), its parents (parents:-1,0,0,1), or
-dynamic[:DRAFTS[/DEPTH[/WIDTH]]]. No name is a number, so the commas of a tree are its own.
+dynamic[:DRAFTS[/DEPTH[/WIDTH]]]. P is the least probability of a chain's drafts, as in
+--min_confidence. No name is a number, so the commas of a tree are its own.
 """
 
 from __future__ import annotations
@@ -22,7 +25,10 @@ from jspec.quantization import Weights
 FIELD = "acceptance_drafters"
 NGRAM, EARLY_EXIT, DRAFT_MODEL = "ngram", "early-exit", "draft-model"
 _LOOKUP, _INT8 = "+lookup", "+int8"
-_REMEDY = "write NAME[+int8][+lookup][@SHAPE], as ngram,eagle@3,2,1,eagle+lookup@dynamic:16"
+_SURE = re.compile(r"\+sure:(\d*\.?\d+)$")
+_REMEDY = (
+    "write NAME[+int8][+sure:P][+lookup][@SHAPE], as ngram,eagle@3,2,1,eagle+lookup@dynamic:16"
+)
 _INTEGER = re.compile(r"-?\d+")
 _DYNAMIC = re.compile(r"dynamic(?::(\d+)(?:/(\d+)(?:/(\d+))?)?)?")
 
@@ -37,6 +43,7 @@ class Spec:
         argument: of the kind: layers, a model, a trained drafter's name or directory; "" for ngram.
         lookup: whether earlier text is looked up first.
         weights: of a trained drafter.
+        min_confidence: of a chain's drafts.
         gamma: drafts of its chain, None where that is --gamma.
         tree: None for a chain.
     """
@@ -46,6 +53,7 @@ class Spec:
     argument: str
     lookup: bool
     weights: Weights
+    min_confidence: float
     gamma: int | None
     tree: Choice | None
 
@@ -72,6 +80,8 @@ def _spec(text: str) -> Spec:
     name, at, shape = text.rpartition("@") if "@" in text else (text, "", "")
     lookup = name.endswith(_LOOKUP)
     name = name.removesuffix(_LOOKUP)
+    sure = _SURE.search(name)
+    name = _SURE.sub("", name)
     weights: Weights = "int8" if name.endswith(_INT8) else "same"
     name = name.removesuffix(_INT8)
     require(
@@ -107,7 +117,15 @@ def _spec(text: str) -> Spec:
         "add them to a trained drafter",
     )
     gamma, tree = _shape(text, kind, shape)
-    return Spec(text, kind, argument, lookup, weights, gamma, tree)
+    require(
+        sure is None or (kind != NGRAM and tree is None),
+        FIELD,
+        text,
+        "cannot have +sure",
+        "add it to what drafts chains by a model or a head",
+    )
+    confidence = 0.0 if sure is None else float(sure[1])
+    return Spec(text, kind, argument, lookup, weights, confidence, gamma, tree)
 
 
 def _shape(text: str, kind: str, shape: str) -> tuple[int | None, Choice | None]:
@@ -179,7 +197,7 @@ def _bind(target: jspec.Model, spec: Spec) -> jspec.BoundDrafter:
         weights = cast("Weights", flags.WEIGHTS.value)
         model = jspec.load(spec.argument, flags.DTYPE.value, weights, flags.KERNELS.value)
     if tree is None:
-        return jspec.draft_model(target, model)
+        return jspec.draft_model(target, model, min_confidence=spec.min_confidence)
     if tree.kind == "dynamic":
         return jspec.dynamic_draft_tree(target, model, tree.nodes, tree.depth, tree.width)
     return jspec.draft_tree(target, model, tree.parents, draws)
@@ -193,6 +211,8 @@ def _trained(target: jspec.Model, spec: Spec) -> jspec.BoundDrafter:
         # Some can't draw: where nothing is asked for, each does as it does best.
         asked = {"draws": flags.DRAWS.value} if flags.DRAWS.present else {}
         shape = {"tree": tree.parents, **asked}
+    elif spec.min_confidence:
+        shape = {"min_confidence": spec.min_confidence}
     bound: jspec.BoundDrafter = jspec.load_drafter(
         target, spec.argument, lookup=spec.lookup, weights=spec.weights, **shape
     )

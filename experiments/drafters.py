@@ -16,15 +16,16 @@ from jspec.drafting.draft_tree import Draws
 from jspec.errors import InputError, require
 from jspec.quantization import Weights
 
-# Flag -> the drafter that it belongs to.
-_OWNER = {
-    "draft_model": "draft-model",
-    "exit_layers": "early-exit",
-    "ngram_max": "ngram",
-    "ngram_min": "ngram",
-    "trained": "trained",
-    "lookup": "trained",
-    "drafter_weights": "trained",
+# Flag -> the drafters that it belongs to.
+_OWNERS = {
+    "draft_model": ("draft-model",),
+    "exit_layers": ("early-exit",),
+    "ngram_max": ("ngram",),
+    "ngram_min": ("ngram",),
+    "trained": ("trained",),
+    "lookup": ("trained",),
+    "drafter_weights": ("trained",),
+    "min_confidence": ("trained", "draft-model", "early-exit"),
 }
 # The library speaks of its own parameters; here they are flags.
 _FLAGS = {
@@ -69,14 +70,15 @@ def check_drafter() -> None:
         flags.TRAINED,
         flags.LOOKUP,
         flags.DRAFTER_WEIGHTS,
+        flags.MIN_CONFIDENCE,
     ):
-        owner = _OWNER[holder.name]
+        owners = _OWNERS[holder.name]
         require(
-            not holder.present or drafter == owner,
+            not holder.present or drafter in owners,
             holder.name,
             holder.value,
             f"has no effect with --drafter={drafter}",
-            f"leave it out, or give --drafter={owner}",
+            f"leave it out, or give --drafter={' or '.join(owners)}",
         )
     if drafter == "draft-model":
         require(
@@ -164,7 +166,8 @@ def of(target: jspec.Model, model: jspec.Model | None, tree: Choice | None) -> j
             told = {name: flag.value for name, flag in lengths.items() if flag.present}
             return jspec.ngram_tree(tree.nodes, tree.width, **told)
         if tree is None:
-            bound = jspec.draft_model(target, model)
+            confidence = flags.MIN_CONFIDENCE.value
+            bound = jspec.draft_model(target, model, min_confidence=confidence)
         elif tree.kind == "dynamic":
             bound = jspec.dynamic_draft_tree(
                 target, model, nodes=tree.nodes, depth=tree.depth, width=tree.width
@@ -190,7 +193,14 @@ def _trained(target: jspec.Model, tree: Choice | None) -> jspec.BoundDrafter:
     name, lookup = flags.TRAINED.value or "", bool(flags.LOOKUP.value)
     weights = cast("Weights", flags.DRAFTER_WEIGHTS.value)
     return jspec.load_drafter(
-        target, name, tree=shape, draws=draws, lookup=lookup, weights=weights, **sizes
+        target,
+        name,
+        tree=shape,
+        draws=draws,
+        lookup=lookup,
+        weights=weights,
+        min_confidence=flags.MIN_CONFIDENCE.value,
+        **sizes,
     )
 
 

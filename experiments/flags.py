@@ -70,6 +70,13 @@ DRAFTER_WEIGHTS = flags.DEFINE_enum(
     "int8 rounds the drafter's matrices: drafts cost less where memory is what they wait for, and "
     "the output's law stays; for --drafter=trained.",
 )
+MIN_CONFIDENCE = flags.DEFINE_float(
+    "min_confidence",
+    0.0,
+    "End a chain before the first draft whose highest probability is below this; a round that is "
+    "left without drafts costs a plain step, and the output's law stays. For --drafter=trained, "
+    "draft-model and early-exit.",
+)
 DRAFT_MODEL = flags.DEFINE_string(
     "draft_model", None, "Model that drafts, named as for --model; for --drafter=draft-model."
 )

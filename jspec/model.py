@@ -140,7 +140,10 @@ def _kernels(asked: str | Kernels) -> Kernels:
 
 
 def draft_model_for(
-    target: Model, drafter: Model, vocabulary: Vocabulary | None = None
+    target: Model,
+    drafter: Model,
+    vocabulary: Vocabulary | None = None,
+    min_confidence: float = 0.0,
 ) -> BoundDrafter:
     """Return a drafter that runs `drafter`, a model of the target's own tokenizer.
 
@@ -148,14 +151,16 @@ def draft_model_for(
         target: what is drafted for.
         drafter: the draft model.
         vocabulary: the only tokens that it proposes, so that its head is small; None for all.
+        min_confidence: the chain ends before the first draft whose highest probability is lower,
+            and a round without drafts costs a plain step; 0 never ends one.
 
     Raises:
-        InputError: one is no model, the two models' tokenizers differ, or `vocabulary` is none of
-            their tokens.
+        InputError: one is no model, the two models' tokenizers differ, `vocabulary` is none of
+            their tokens, or `min_confidence` no probability.
     """
     _require_one_vocabulary(target, drafter)
     return draft_model.draft_model(
-        drafter.config, drafter.params, drafter.functions.kernels, vocabulary
+        drafter.config, drafter.params, drafter.functions.kernels, vocabulary, min_confidence
     )
 
 

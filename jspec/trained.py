@@ -12,7 +12,7 @@ from jspec.checkpoints import heads
 from jspec.checkpoints.heads import TrainedDrafter
 from jspec.checkpoints.huggingface_config import read_json
 from jspec.config import ModelConfig
-from jspec.drafting import BoundDrafter
+from jspec.drafting import BoundDrafter, chain_draws
 from jspec.drafting.draft_model import draft_model
 from jspec.drafting.draft_tree import Draws, draft_tree
 from jspec.drafting.dynamic_tree import dynamic_draft_tree
@@ -76,6 +76,7 @@ def load_drafter(
     draws: Draws | None = None,
     lookup: bool = False,
     weights: Weights = "same",
+    min_confidence: float = 0.0,
 ) -> BoundDrafter:
     """Load a trained drafter for a target.
 
@@ -96,6 +97,8 @@ def load_drafter(
         lookup: draft what followed the text's last tokens earlier on, where there is a match.
         weights: "int8" rounds the drafter's matrices, which is cheaper where reading them is what a
             draft costs, and changes no law; "same" leaves them in the target's dtype.
+        min_confidence: a chain ends before the first draft whose highest probability is lower, and
+            where that leaves no draft the round costs a plain step. 0 never ends one.
 
     Raises:
         InputError: there is no such drafter, it is damaged or does not fit the target, or the
@@ -104,6 +107,14 @@ def load_drafter(
     require_model("target", target)
     require(isinstance(lookup, bool), "lookup", lookup, "is no boolean", "give True or False")
     check_weights(weights)
+    chain_draws.check_confidence(min_confidence)
+    require(
+        tree is None or min_confidence == 0,
+        "min_confidence",
+        min_confidence,
+        "ends chains, and a tree is asked for",
+        "leave it out; a dynamic tree grows where the drafter is surest",
+    )
     drafter = heads.load(locate(name), target.config, target.params, target.dtype)
     if weights == "int8":
         drafter = dataclasses.replace(drafter, params=quantize_drafter(_params(drafter)))
@@ -119,7 +130,7 @@ def load_drafter(
     )
     kernels = target.functions.kernels
     if tree is None:
-        bound = chain(drafter, target.config, kernels)
+        bound = chain(drafter, target.config, kernels, min_confidence)
         return hybrid(bound) if lookup else bound
     if isinstance(tree, str):
         require(tree == "dynamic", "tree", tree, "is no tree", "give dynamic, or nodes' parents")
@@ -129,20 +140,23 @@ def load_drafter(
     return hybrid_tree(bound) if lookup else bound
 
 
-def chain(drafter: TrainedDrafter, target: ModelConfig, kernels: Kernels) -> BoundDrafter:
+def chain(
+    drafter: TrainedDrafter, target: ModelConfig, kernels: Kernels, min_confidence: float = 0.0
+) -> BoundDrafter:
     """Return a drafter of chains.
 
     Args:
         drafter: with what the target lends.
         target: of the target.
         kernels: what its programs ask for.
+        min_confidence: as for `load_drafter`.
     """
     config, params = drafter.config, _params(drafter)
     if isinstance(config, EagleConfig):
-        return eagle(target, config, params, kernels)
+        return eagle(target, config, params, kernels, min_confidence)
     if isinstance(config, MedusaConfig):
-        return medusa(config, params)
-    return draft_model(config, params, kernels, drafter.vocabulary)
+        return medusa(config, params, min_confidence)
+    return draft_model(config, params, kernels, drafter.vocabulary, min_confidence)
 
 
 def _static_tree(

@@ -71,9 +71,11 @@ class DraftModelDrafter:
 
     Attributes:
         model: the draft model.
+        min_confidence: below it a chain ends; see `chain_draws`.
     """
 
     model: Transformer
+    min_confidence: float = 0.0
 
     @property
     def feature_layers(self) -> tuple[int, ...]:
@@ -111,7 +113,7 @@ class DraftModelDrafter:
         def choose(step: jax.Array, hidden: jax.Array, drafted: Drafted) -> Drafted:
             logits = self.model.logits(params.model, hidden)
             logits = spread(logits, params.vocabulary, context.vocab_size)
-            return chain_draws.choose(context, step, logits, drafted)
+            return chain_draws.choose(context, step, logits, drafted, self.min_confidence)
 
         def step(index: jax.Array, carry: tuple[Drafted, KVCache]) -> tuple[Drafted, KVCache]:
             drafted, state = carry
@@ -129,8 +131,7 @@ class DraftModelDrafter:
         column = jnp.arange(batch, dtype=jnp.int32) * 2 + jnp.clip(behind - 1, 0, 1)
         nothing = chain_draws.nothing(context, gamma)
         first = choose(jnp.int32(0), jnp.take(hidden, column, axis=1), nothing)
-        # A loop, so that a program is compiled for one step, however many there are.
-        drafted, state = jax.lax.fori_loop(1, gamma, step, (first, state))
+        drafted, state = chain_draws.go_on(1, gamma, step, (first, state))
 
         # Beyond its own context the draft model knows no positions.
         return drafted.proposal(self.model.config.max_context - context.length + 1), state
@@ -149,6 +150,7 @@ def draft_model(
     params: TransformerParams,
     kernels: Kernels = kv.DEFAULT_KERNELS,
     vocabulary: Vocabulary | None = None,
+    min_confidence: float = 0.0,
 ) -> BoundDrafter:
     """Return a drafter that runs a language model of the target's tokenizer.
 
@@ -157,13 +159,15 @@ def draft_model(
         params: of the draft model.
         kernels: what its programs ask for.
         vocabulary: the only tokens that it proposes; None for all.
+        min_confidence: the chain ends before the first draft that the model is less sure of.
 
     Raises:
-        InputError: `vocabulary` is none of the model's tokens.
+        InputError: `vocabulary` is none of the model's tokens, or `min_confidence` no probability.
     """
+    chain_draws.check_confidence(min_confidence)
     config, draft_params = pruned(config, params, vocabulary)
     name, functions = f"draft-model-{config.num_layers}l", Transformer(config, kernels)
-    return BoundDrafter(name, DraftModelDrafter(functions), draft_params)
+    return BoundDrafter(name, DraftModelDrafter(functions, min_confidence), draft_params)
 
 
 def first_layers(

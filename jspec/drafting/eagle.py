@@ -38,7 +38,13 @@ class EagleChainParams:
 
 @dataclasses.dataclass(frozen=True)
 class EagleDrafter(EagleStateDrafter[EagleChainParams]):
-    """Drafts a chain: `gamma` passes of the head, the first over all features that wait."""
+    """Drafts a chain: `gamma` passes of the head, the first over all features that wait.
+
+    Attributes:
+        min_confidence: below it a chain ends; see `chain_draws`.
+    """
+
+    min_confidence: float = 0.0
 
     def propose(
         self, params: EagleChainParams, state: EagleState, context: Context, gamma: int
@@ -49,21 +55,20 @@ class EagleDrafter(EagleStateDrafter[EagleChainParams]):
 
         def choose(step: jax.Array, output: jax.Array, drafted: Drafted) -> Drafted:
             logits = self.logits(params, output, context.vocab_size)
-            return chain_draws.choose(context, step, logits, drafted)
+            return chain_draws.choose(context, step, logits, drafted, self.min_confidence)
 
         def step(
-            index: jax.Array, carry: tuple[Drafted, jax.Array, KVCache]
-        ) -> tuple[Drafted, jax.Array, KVCache]:
-            drafted, guess, cache = carry
+            index: jax.Array, carry: tuple[Drafted, tuple[jax.Array, KVCache]]
+        ) -> tuple[Drafted, tuple[jax.Array, KVCache]]:
+            drafted, (guess, cache) = carry
             guess, cache = self.head.forward(
                 params.head, drafted.last[:, None], guess, cache, trees.chain(0)
             )
             cache = kv.commit(cache, jnp.ones(batch, jnp.int32))
-            return choose(index, guess, drafted), guess, cache
+            return choose(index, guess, drafted), (guess, cache)
 
         first = choose(jnp.int32(0), output, chain_draws.nothing(context, gamma))
-        # A loop, so that a program is compiled for one step, however many there are.
-        drafted, _, cache = jax.lax.fori_loop(1, gamma, step, (first, output, true))
+        drafted, (_, cache) = chain_draws.go_on(1, gamma, step, (first, (output, true)))
         proposal = drafted.proposal(self.deepest(true, context))
         return proposal, self.without_guesses(state, cache, true)
 
@@ -101,6 +106,7 @@ def eagle(
     config: EagleConfig,
     params: EagleParams,
     kernels: Kernels = kv.DEFAULT_KERNELS,
+    min_confidence: float = 0.0,
 ) -> BoundDrafter:
     """Return a drafter that drafts a chain with an EAGLE head.
 
@@ -109,9 +115,12 @@ def eagle(
         config: of the head.
         params: of the head; embedding and head may be the target's arrays.
         kernels: what its programs ask for.
+        min_confidence: the chain ends before the first draft that the head is less sure of.
 
     Raises:
-        InputError: the head does not fit the target.
+        InputError: the head does not fit the target, or `min_confidence` is no probability.
     """
+    chain_draws.check_confidence(min_confidence)
     head = EagleHead(checked(target_config, config), kernels)
-    return BoundDrafter(config.kind, EagleDrafter(head, MOST_NODES), EagleChainParams(params))
+    drafter = EagleDrafter(head, MOST_NODES, min_confidence)
+    return BoundDrafter(config.kind, drafter, EagleChainParams(params))

@@ -50,8 +50,12 @@ class HybridDrafter(HybridStateDrafter):
         wanted = jnp.any(~found & (context.room > 0))
         head = self.catch_up(params, state, context, gamma + 1, wanted)
 
+        # A row with a match does not keep the head going.
+        open_room = jnp.where(found, 0, context.room)
+        unmatched = dataclasses.replace(context, room=open_room)
+
         def draft(head: Any) -> tuple[jax.Array, jax.Array, Law, Any]:
-            proposal, head = self.head.propose(params, head, context, gamma)
+            proposal, head = self.head.propose(params, head, unmatched, gamma)
             return proposal.tokens, proposal.valid, proposal.law, head
 
         # A loop of at most one iteration, since a conditional would copy the head's cache.

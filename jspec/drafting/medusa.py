@@ -125,7 +125,12 @@ class MedusaDrafter(MedusaHeads):
     """Drafts a chain, each draft drawn from its own head's distribution, whatever came before it.
 
     At a positive temperature drafts so drawn don't fit each other well; a tree does better.
+
+    Attributes:
+        min_confidence: below it a chain ends; see `chain_draws`.
     """
+
+    min_confidence: float = 0.0
 
     def propose(
         self, params: MedusaParams, state: MedusaState, context: Context, gamma: int
@@ -135,12 +140,14 @@ class MedusaDrafter(MedusaHeads):
             raise ValueError(f"gamma is {gamma}, but there are {self.config.heads} heads")
         logits = self.heads(params, state)
 
-        def step(index: jax.Array, drafted: Drafted) -> Drafted:
+        def step(index: jax.Array, carry: tuple[Drafted, None]) -> tuple[Drafted, None]:
             own = jax.lax.dynamic_index_in_dim(logits, index, axis=1, keepdims=False)
             own = spread(own, params.vocabulary, context.vocab_size)
-            return chain_draws.choose(context, index, own, drafted)
+            drafted = chain_draws.choose(context, index, own, carry[0], self.min_confidence)
+            return drafted, None
 
-        drafted = jax.lax.fori_loop(0, gamma, step, chain_draws.nothing(context, gamma))
+        start = (chain_draws.nothing(context, gamma), None)
+        drafted, _ = chain_draws.go_on(0, gamma, step, start)
         return drafted.proposal(jnp.where(self.ready(state, context), gamma, 0)), state
 
 
@@ -219,15 +226,20 @@ class MedusaTreeDrafter(MedusaHeads):
         return jax.lax.fori_loop(0, jnp.max(depths), fill, start)
 
 
-def medusa(config: MedusaConfig, params: MedusaParams) -> BoundDrafter:
+def medusa(config: MedusaConfig, params: MedusaParams, min_confidence: float = 0.0) -> BoundDrafter:
     """Return a drafter that drafts a chain of at most K tokens from K Medusa heads.
 
     Args:
         config: of the heads.
         params: of the heads.
+        min_confidence: the chain ends before the first draft that its head is less sure of.
+
+    Raises:
+        InputError: `min_confidence` is no probability.
     """
-    name = f"medusa-{config.heads}"
-    return BoundDrafter(name, MedusaDrafter(config), params, most_drafts=config.heads)
+    chain_draws.check_confidence(min_confidence)
+    name, drafter = f"medusa-{config.heads}", MedusaDrafter(config, min_confidence)
+    return BoundDrafter(name, drafter, params, most_drafts=config.heads)
 
 
 def medusa_tree(config: MedusaConfig, params: MedusaParams, parents: Sequence[int]) -> BoundDrafter:

@@ -15,7 +15,8 @@ from jspec.errors import InputError
 from tests import tiny
 
 ITEMS = (
-    "ngram,early-exit:26@3,2,1,eagle3+int8+lookup@dynamic:16,medusa@parents:-1,0,0,1,a/b@chain:6"
+    "ngram,early-exit:26@3,2,1,eagle3+int8+lookup@dynamic:16,medusa@parents:-1,0,0,1,a/b@chain:6,"
+    "early-exit:9+sure:.4,eagle3+int8+sure:0.3+lookup"
 )
 
 
@@ -29,13 +30,14 @@ def parsed_flags() -> Iterator[None]:
 def test_commas_of_a_tree_are_its_own() -> None:
     found = acceptance_drafters.parse(ITEMS.split(","))
     assert found == [
-        Spec("ngram", "ngram", "", False, "same", None, None),
+        Spec("ngram", "ngram", "", False, "same", 0, None, None),
         Spec(
             "early-exit:26@3,2,1",
             "early-exit",
             "26",
             False,
             "same",
+            0,
             None,
             Choice("static", (-1, 0, 0, 0, 1, 1, 2, 2, 3, 3, 4, 5, 6, 7, 8, 9), 15, 0, 0),
         ),
@@ -45,6 +47,7 @@ def test_commas_of_a_tree_are_its_own() -> None:
             "eagle3",
             True,
             "int8",
+            0,
             None,
             Choice("dynamic", (), 16, 5, 4),
         ),
@@ -54,10 +57,13 @@ def test_commas_of_a_tree_are_its_own() -> None:
             "medusa",
             False,
             "same",
+            0,
             None,
             Choice("static", (-1, 0, 0, 1), 3, 0, 0),
         ),
-        Spec("a/b@chain:6", "trained", "a/b", False, "same", 6, None),
+        Spec("a/b@chain:6", "trained", "a/b", False, "same", 0, 6, None),
+        Spec("early-exit:9+sure:.4", "early-exit", "9", False, "same", 0.4, None, None),
+        Spec("eagle3+int8+sure:0.3+lookup", "trained", "eagle3", True, "int8", 0.3, None, None),
     ]
     # A name after a tree's comma is a drafter of its own.
     assert [spec.text for spec in acceptance_drafters.parse(["a@3", "2", "b"])] == ["a@3,2", "b"]
@@ -75,6 +81,9 @@ def test_commas_of_a_tree_are_its_own() -> None:
         ("ngram:3", "is no drafter"),
         ("ngram+lookup", "cannot have"),
         ("early-exit:3+int8", "cannot have"),
+        ("ngram+sure:0.3", "cannot have .sure"),
+        ("eagle3+sure:0.3@2,1", "cannot have .sure"),
+        ("eagle3+sure:0.3@dynamic", "cannot have .sure"),
         ("ngram@3,2", "lookups"),
         ("early-exit", "after how many layers"),
         ("early-exit:x", "after how many layers"),
@@ -106,6 +115,7 @@ def test_nothing_at_all() -> None:
         ("eagle3", {"lookup": False, "weights": "same"}),
         ("eagle3+lookup", {"lookup": True, "weights": "same"}),
         ("eagle3+int8", {"lookup": False, "weights": "int8"}),
+        ("eagle3+sure:0.3", {"lookup": False, "weights": "same", "min_confidence": 0.3}),
         (
             "eagle3@dynamic:16",
             {

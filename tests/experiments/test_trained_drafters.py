@@ -64,6 +64,8 @@ def test_a_trained_drafter_with_lookup(
         ("medusa", ["--tree=1,1,1"], "tree=(-1, 0, 1, 2) is 3 drafts deep"),
         ("medusa", ["--tree=2", "--draws=independent"], "draws='independent' cannot be honoured"),
         ("eagle", ["--tree=dynamic", "--tree_nodes=9", "--tree_depth=1"], "tree_nodes=9 is more"),
+        ("eagle", ["--min_confidence=-1"], "min_confidence=-1.0 is no probability"),
+        ("eagle", ["--min_confidence=.3", "--tree=2"], "min_confidence=0.3 ends chains, and a"),
         ("eagle", ["--tree=optimal"], "tree='optimal' is not known before"),
     ],
 )
@@ -88,6 +90,41 @@ def test_what_a_trained_drafter_cannot_do(
     )
     assert status == 2
     assert capsys.readouterr().err.splitlines()[-1].startswith(f"error: {begins}")
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--drafter=early-exit", "--exit_layers=1"], ["--drafter=trained"]]
+)
+def test_chains_end_where_the_drafter_is_unsure(
+    arguments: list[str],
+    run_jspec: Callable[..., int],
+    tiny_model: Path,
+    heads: Path,
+    tmp_path: Path,
+) -> None:
+    if arguments == ["--drafter=trained"]:
+        arguments = [*arguments, f"--trained={heads / 'eagle'}"]
+    drafts = []
+    for confidence in (0, 1):
+        given = [f"--model={tiny_model}", "--experiment=generate", f"--prompt={PROMPT}"]
+        output = tmp_path / str(confidence)
+        given += [f"--min_confidence={confidence}", "--max_new_tokens=8", f"--output={output}"]
+        assert run_jspec(*given, *arguments) == 0
+        (folder,) = output.iterdir()
+        (metrics,) = (folder / "metrics.jsonl").read_text().splitlines()
+        drafts.append(sum(json.loads(metrics)["proposed"]))
+    assert drafts[0] > 0
+    assert drafts[1] == 0
+
+
+def test_lookups_have_no_confidence(
+    run_jspec: Callable[..., int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = ["--experiment=generate", f"--prompt={PROMPT}", "--drafter=ngram"]
+    assert run_jspec(*asked, "--min_confidence=0.3") == 2
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert said.startswith("error: min_confidence=0.3 has no effect with --drafter=ngram")
+    assert "--drafter=trained or draft-model or early-exit" in said
 
 
 @pytest.mark.parametrize("argument", ["--tree=optimal", "--rates=1"])

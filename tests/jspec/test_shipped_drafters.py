@@ -27,6 +27,9 @@ BRANCHES = tree_shapes.k_ary((3, 2, 1))
 GAMMA = 3
 WAYS: dict[str, Callable[[], jspec.BoundDrafter]] = {
     "eagle": lambda: jspec.load_drafter(model(), "eagle"),
+    "sure eagle": lambda: jspec.load_drafter(
+        model(), "eagle", lookup=True, weights="int8", min_confidence=0.3
+    ),
     "eagle tree": lambda: jspec.load_drafter(model(), "eagle", tree=BRANCHES),
     "eagle grown tree": lambda: jspec.load_drafter(model(), "eagle", tree="dynamic", nodes=12),
     "eagle and lookup": lambda: jspec.load_drafter(model(), "eagle", lookup=True),

@@ -56,6 +56,42 @@ def test_it_decodes_as_the_target_does(folders: dict[str, Path]) -> None:
     assert all(done.counts.proposed.sum() > 0 for done in found)
 
 
+def test_chains_that_end_early(folders: dict[str, Path]) -> None:
+    requests = [Request(p, SamplingParams(max_new_tokens=12)) for p in tiny.prompts(3)[1:]]
+    plain = Decoder(TARGET, batch_size=2).generate(requests)
+    for kind in MADE:
+        proposed = []
+        for confidence in (0.0, 1.0):
+            bound = jspec.load_drafter(TARGET, folders[kind], min_confidence=confidence)
+            found = Decoder(TARGET, bound, default_speculation(bound), batch_size=2)
+            done = found.generate(requests)
+            assert [one.token_ids for one in done] == [one.token_ids for one in plain]
+            proposed.append(sum(int(one.counts.proposed.sum()) for one in done))
+        assert proposed[0] > 0
+        assert proposed[1] == 0, kind
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"min_confidence": 1.5}, "is no probability"),
+        ({"min_confidence": True}, "is no probability"),
+        ({"min_confidence": float("nan")}, "is no probability"),
+        ({"min_confidence": "0.3"}, "is no probability"),
+        ({"min_confidence": 0.3, "tree": TREE}, "a tree is asked for"),
+    ],
+)
+def test_confidences_that_make_no_sense(
+    given: dict[str, Any], words: str, folders: dict[str, Path]
+) -> None:
+    with pytest.raises(InputError, match=words) as caught:
+        jspec.load_drafter(TARGET, folders["eagle"], **given)
+    assert caught.value.field == "min_confidence"
+    if "tree" not in given:
+        with pytest.raises(InputError, match=words):
+            jspec.draft_model(TARGET, TARGET, **given)
+
+
 def test_drafters_of_int8_weights(folders: dict[str, Path]) -> None:
     for kind in MADE:
         whole = jspec.load_drafter(TARGET, folders[kind])

@@ -123,6 +123,33 @@ def test_the_law_of_a_round_is_the_targets(
 
 
 @pytest.mark.parametrize("rule", RULES)
+@hypothesis.settings(max_examples=8)
+@hypothesis.given(seed=st.integers(0, 2**32 - 1))
+def test_chains_that_end_where_the_drafter_is_unsure(rule: Verification, seed: int) -> None:
+    # How many drafts there are depends on those drawn: known before the next, as by min_confidence.
+    grid = build(seed, 4, 3, [PLAIN], "independent", 0.2, 1e-3)
+    tokens, drafted = grid.paths.tokens, grid.paths.drafted
+    sure = grid.q[0].max(axis=-1) >= 0.55
+    until = np.cumprod(sure, axis=1).sum(axis=1)
+    drawn = chains.drawing_probability(grid.q[0], grid.paths)
+    ended = np.flatnonzero((drafted == until) & (drawn > 0))
+    hypothesis.assume(len(set(drafted[ended].tolist())) > 1)
+    np.testing.assert_allclose(drawn[ended].sum(), 1)
+    outcomes = enumerator(rule, True)(grid.rounds)
+    weight = exact_rounds.chances(outcomes, drawn)[ended]
+    path, corner = np.nonzero(weight)
+    at = ended[path]
+    law = chains.emitted(
+        grid.targets[0],
+        tokens[at],
+        outcomes.accepted[at, corner],
+        weight[path, corner],
+        outcomes.last[at, corner].astype(np.float64),
+    )
+    np.testing.assert_allclose(law, chains.joint(grid.targets[0]), rtol=0, atol=TOLERANCE)
+
+
+@pytest.mark.parametrize("rule", RULES)
 def test_a_rejection_that_leaves_no_residual_falls_back_to_p(rule: Verification) -> None:
     # q is p, but for a rounding that makes every q a little larger: max(p - q, 0) is empty.
     target = random_tables(np.random.default_rng(4), 3, 3, 0.3, 1e-3)
