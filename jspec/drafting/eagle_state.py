@@ -34,7 +34,8 @@ class EagleState:
 
     Attributes:
         cache: the head's, of true entries alone.
-        pending: [F, B, P], the target's features of the tokens that follow the cache's entries.
+        pending: [P, F, B], the target's features of the tokens that follow the cache's entries; the
+            few that a round brings are one piece of memory.
         count: [B] int32, how many of the P are real.
     """
 
@@ -88,7 +89,7 @@ class EagleStateDrafter(Generic[Params]):
             capacity = kv.whole_blocks(capacity + self.extra_slots)
         return EagleState(
             cache=self.head.init_cache(batch, capacity, dtype),
-            pending=jnp.zeros((self.head.target_width, batch, self.most), dtype),
+            pending=jnp.zeros((self.most, self.head.target_width, batch), dtype),
             count=jnp.zeros(batch, jnp.int32),
         )
 
@@ -114,13 +115,15 @@ class EagleStateDrafter(Generic[Params]):
         batch, width = tokens.shape
         given = jnp.concatenate(features).reshape(-1, batch, width).astype(state.pending.dtype)
         held = jnp.minimum(state.count, 1)
-        waiting = state.pending[:, :, :1]
+        waiting = state.pending[0]
 
         # The token that was waited for comes first; a row that holds no features skips it.
         def shifted(of_row: jax.Array, skipped: jax.Array) -> jax.Array:
             return jax.lax.dynamic_slice_in_dim(of_row, skipped, width, axis=-1)
 
-        entered = jax.vmap(shifted, (1, 0), 1)(jnp.concatenate([waiting, given], axis=2), 1 - held)
+        entered = jax.vmap(shifted, (1, 0), 1)(
+            jnp.concatenate([waiting[:, :, None], given], axis=2), 1 - held
+        )
         following = jax.vmap(shifted)(jnp.pad(tokens, [(0, 0), (0, 1)]), 1 - held)
         _, cache = self.head.forward(
             params.head,
@@ -131,12 +134,10 @@ class EagleStateDrafter(Generic[Params]):
         )
         some = count > 0
         last = jnp.maximum(count - 1, 0)[None, :, None]
-        last_given = jnp.take_along_axis(given, last, axis=2)
+        last_given = jnp.take_along_axis(given, last, axis=2)[:, :, 0]
         return EagleState(
             cache=kv.commit(cache, jnp.where(some, count - 1 + held, 0)),
-            pending=state.pending.at[:, :, :1].set(
-                jnp.where(some[None, :, None], last_given, waiting)
-            ),
+            pending=state.pending.at[0].set(jnp.where(some[None, :], last_given, waiting)),
             count=jnp.where(some, 1, state.count),
         )
 
@@ -151,7 +152,7 @@ class EagleStateDrafter(Generic[Params]):
         cache, batch = state.cache, context.length.shape[0]
         slot = cache.length[:, None] + 1 + jnp.arange(width, dtype=jnp.int32)[None, :]
         tokens = jnp.take_along_axis(context.tokens, slot, axis=1, mode="clip")
-        features = state.pending[:, :, :width].reshape(-1, batch * width)
+        features = jnp.moveaxis(state.pending[:width], 0, 2).reshape(-1, batch * width)
         output, cache = self.head.forward(
             params.head,
             tokens,
@@ -204,7 +205,9 @@ class EagleStateDrafter(Generic[Params]):
         stacked = jnp.concatenate(along).reshape(-1, batch, width)
         return dataclasses.replace(
             state,
-            pending=state.pending.at[:, :, :width].set(stacked.astype(state.pending.dtype)),
+            pending=state.pending.at[:width].set(
+                jnp.moveaxis(stacked, 2, 0).astype(state.pending.dtype)
+            ),
             count=outcome.committed,
         )
 
@@ -212,6 +215,6 @@ class EagleStateDrafter(Generic[Params]):
         """Move rows."""
         return EagleState(
             cache=kv.permute_rows(state.cache, source),
-            pending=jnp.take(state.pending, source, axis=1),
+            pending=jnp.take(state.pending, source, axis=2),
             count=jnp.take(state.count, source),
         )
