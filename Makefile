@@ -3,7 +3,8 @@ PYTHON ?= python3
 PYTEST_ARGS ?=
 JOBS ?= 2
 # The best drafter that comes with jspec.
-DEMO_ARGS ?= --drafter=trained --trained=eagle --lookup --drafter_weights=int8 --gamma=3
+DEMO_ARGS ?= --drafter=trained --trained=eagle --lookup --drafter_weights=int8 \
+  --min_confidence=0.3 --gamma=3
 
 VENV := .venv
 BIN := $(VENV)/bin
