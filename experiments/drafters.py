@@ -56,6 +56,13 @@ def check_flags() -> None:
         "is not known before it has been measured",
         "run --experiment=tree --tree=optimal, and give the tree that it prints",
     )
+    require(
+        choice is None or flags.MIN_CONFIDENCE.value == 0,
+        "min_confidence",
+        flags.MIN_CONFIDENCE.value,
+        "ends chains, and a tree is asked for",
+        "leave it out; a dynamic tree grows where the drafter is surest",
+    )
     check_drafter()
 
 

@@ -111,6 +111,8 @@ def _show(rates: tuple[float, ...]) -> int:
         flags.DRAFTER,
         flags.TRAINED,
         flags.LOOKUP,
+        flags.DRAFTER_WEIGHTS,
+        flags.MIN_CONFIDENCE,
         flags.DRAFT_MODEL,
         flags.EXIT_LAYERS,
         flags.DRAWS,

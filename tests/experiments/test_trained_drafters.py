@@ -117,9 +117,13 @@ def test_chains_end_where_the_drafter_is_unsure(
     assert drafts[1] == 0
 
 
-def test_lookups_have_no_confidence(
+def test_trees_and_lookups_have_no_confidence(
     run_jspec: Callable[..., int], capsys: pytest.CaptureFixture[str]
 ) -> None:
+    tree = ["--drafter=early-exit", "--exit_layers=1", "--tree=2"]
+    assert run_jspec("--experiment=generate", "--prompt=a", "--min_confidence=0.3", *tree) == 2
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert said.startswith("error: min_confidence=0.3 ends chains, and a tree is asked for")
     asked = ["--experiment=generate", f"--prompt={PROMPT}", "--drafter=ngram"]
     assert run_jspec(*asked, "--min_confidence=0.3") == 2
     said = capsys.readouterr().err.splitlines()[-1]
