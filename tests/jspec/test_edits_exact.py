@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import hypothesis
@@ -41,6 +41,12 @@ from tests.oracles.transforms import Transforms
 RULES: tuple[Verification, ...] = ("token", "block")
 enumerator = functools.cache(exact_rounds.enumerator)
 apply = jax.jit(edits.apply)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def quickly() -> Iterator[None]:
+    with tiny.quick_compilation():
+        yield
 
 
 def edited_tables(
@@ -219,7 +225,7 @@ def _law(prompt: tuple[int, ...] = PROMPT) -> np.ndarray:
 def test_the_first_four_tokens_over_many_rounds(
     rule: Verification, gamma: int, deterministic: bool
 ) -> None:
-    count = 10000
+    count = 5000
     target, draft = _tables()
     drafter = table_models.TableDrafter(deterministic)
     program = Program(table_models.TableTarget(SMALL), drafter, gamma, rule)
@@ -309,7 +315,7 @@ def _branching(name: str) -> BoundDrafter:
 def test_the_first_four_tokens_over_many_rounds_of_trees(
     name: str, prompt: tuple[int, ...]
 ) -> None:
-    count = 10000
+    count = 5000
     target, _ = _tables()
     model, bound = TableModel(SMALL), _branching(name)
     state = table_models.start(
