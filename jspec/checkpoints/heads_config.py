@@ -137,6 +137,15 @@ def read_eagle(
         "is not supported",
         "use a head whose residual is not normed",
     )
+    # Published EAGLE-3 heads have none, and a config.json like an EAGLE head's may say otherwise.
+    said = flag(config, "bias", fc_bias) if kind == "eagle" else fc_bias
+    require(
+        said == fc_bias,
+        "bias",
+        said,
+        f"but fc.bias is {'' if fc_bias else 'not '}stored",
+        "use a whole file, or make config.json say what is stored",
+    )
     known = count(config, "draft_vocab_size", layer.vocab_size)
     require(
         known <= target.vocab_size,

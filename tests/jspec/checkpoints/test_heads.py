@@ -306,6 +306,9 @@ MISFITS: list[tuple[Kind, Callable[[dict[str, Any], Arrays], None], str, str]] =
         "float32 does not hold",
     ),
     ("eagle", says(draft_vocab_size=61), "kind", "tensors are those of eagle"),
+    ("eagle", says(bias=False), "bias", "but fc.bias is stored"),
+    ("eagle", says(bias="yes"), "bias", "is no boolean"),
+    ("eagle", without("fc.bias"), "bias", "but fc.bias is not stored"),
     ("eagle", says(num_hidden_layers=2), "num_hidden_layers", "more than the one layer"),
     (
         "eagle",
